@@ -58,7 +58,7 @@ func (c *kept) endsWithin(g *running, cancelled time.Time, limit time.Duration) 
 	}
 	if left := leftovers(); len(left) > 0 {
 		// A goroutine that has done its work may not be gone yet.
-		until(c.t, time.Second, "every goroutine has ended:\n"+strings.Join(left, "\n\n"), func() bool { return len(leftovers()) == 0 })
+		until(c.t, 10*time.Second, "every goroutine has ended:\n"+strings.Join(left, "\n\n"), func() bool { return len(leftovers()) == 0 })
 	}
 	return took
 }

@@ -334,7 +334,7 @@ func TestKill(t *testing.T) {
 	for round := range n {
 		slot := k.rng.IntN(len(orderModels))
 		target := hook.Point("")
-		if k.rng.IntN(6) > 0 {
+		if round%6 < 5 {
 			target = targets[k.rng.IntN(len(targets))]
 		}
 		at := k.kill(slot, target)

@@ -567,6 +567,12 @@ func (p *polling) seenGenerations() int {
 	return len(p.generations)
 }
 
+func (p *polling) sawBroken() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.broken) > 0
+}
+
 func (p *polling) stop() {
 	p.cancel()
 	p.wg.Wait()
@@ -597,8 +603,10 @@ func TestRebuildLivePoller(t *testing.T) {
 	g := run(t, r)
 	g.level(db)
 	readers := poll(t, m.glimpse)
-	until(t, 10*time.Second, "the model is read", func() bool { return readers.reads() > 0 })
-	must(t, g.Rebuild(t.Context()))
+	until(t, time.Minute, "the model is read", func() bool { return readers.reads() > 0 })
+	for n := 0; n < 10 && !readers.sawBroken(); n++ {
+		must(t, g.Rebuild(t.Context()))
+	}
 	readers.stop()
 	if len(readers.broken) == 0 {
 		t.Errorf("%d reads have seen nothing of it: they prove nothing", readers.seen)
@@ -685,10 +693,10 @@ func rebuildLive(t *testing.T, set *serve.Mongod, w *liveWriters, p place) {
 	setup.Point = ""
 	page.reset()
 	c := startChild(t, "rebuild", setup)
-	until(t, 15*time.Minute, "a rebuild ends, and a reader has seen one before", func() bool {
+	until(t, 15*time.Minute, "a rebuild ends, and readers have seen enough to prove something", func() bool {
 		c.alive(t)
 		_, n := page.last(rebuiltSlot)
-		return n > 0 && readers.seenGenerations() > 1
+		return n > 0 && readers.seenGenerations() > 1 && readers.reads() >= 10*kills
 	})
 	w.gate.Lock() // the source is still
 	defer w.gate.Unlock()
@@ -723,8 +731,5 @@ func rebuildLive(t *testing.T, set *serve.Mongod, w *liveWriters, p place) {
 		readers.seen, len(readers.generations), readers.empty, readers.failed, readers.err)
 	for _, b := range readers.broken {
 		t.Errorf("a reader saw a model that never was: %s", b)
-	}
-	if readers.seen < 10*kills || len(readers.generations) < 2 {
-		t.Errorf("too few reads to prove anything: %d of %d generations", readers.seen, len(readers.generations))
 	}
 }

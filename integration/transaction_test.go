@@ -166,6 +166,12 @@ func (s *samples) stop() {
 	s.wg.Wait()
 }
 
+func (s *samples) seen() (taken, states int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.taken, len(s.states)
+}
+
 func (s *samples) sawBroken() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,6 +243,7 @@ func (b *banking) exact() {
 func TestSourceTransaction(t *testing.T) {
 	b := newBanking(t, projector.Options{})
 	s := watch(t, b.pool)
+	until(t, time.Minute, "the model is read", func() bool { taken, _ := s.seen(); return taken > 0 })
 	n := effort.Rounds(40)
 	for round := range n {
 		if b.transfer(); round%8 == 3 {
@@ -244,6 +251,10 @@ func TestSourceTransaction(t *testing.T) {
 		}
 	}
 	b.exact()
+	until(t, time.Minute, "the samples are enough to prove something", func() bool {
+		taken, states := s.seen()
+		return taken >= n && states > 1
+	})
 	s.stop()
 	if s.firstErr != nil {
 		t.Fatal(s.firstErr)
@@ -253,9 +264,6 @@ func TestSourceTransaction(t *testing.T) {
 		n+int(b.blocks), blockSize, status.Commits, s.taken, len(s.states), len(s.broken))
 	if len(s.broken) > 0 {
 		t.Errorf("a reader saw a part of a transaction: %s", s.broken[0])
-	}
-	if s.taken < n || len(s.states) < 2 {
-		t.Errorf("too few samples to prove anything: %d of %d states", s.taken, len(s.states))
 	}
 	if status.CutTransactions != 0 {
 		t.Errorf("%d transactions were cut", status.CutTransactions)

@@ -67,6 +67,7 @@ func startPostgres(ctx context.Context, o PostgresOptions) (*PostgresServer, err
 			filepath.Join(files.bin, "postgres"), "-D", p.dataPath(),
 			"-c", "port=" + strconv.Itoa(port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
 			"-c", "max_connections=200", "-c", "logging_collector=off",
+			"-c", "dynamic_shared_memory_type=mmap", // what is left of a killed server goes with its data
 		}
 		for name, value := range o.Params {
 			args = append(args, "-c", name+"="+value)
