@@ -49,6 +49,9 @@ func frozenProcess(t *testing.T, point hook.Point, without ...hook.Guard) (c *ke
 	must(t, err)
 	c.step(100)
 	c.exact(next)
+	if len(without) > 0 { // it stops again after that commit, or the rest of its stream would mend the harm
+		must(t, os.WriteFile(setup.Freeze, nil, 0o600))
+	}
 	must(t, process.Process.Signal(syscall.SIGCONT))
 	return c, next, process
 }
