@@ -42,7 +42,7 @@ type Options struct {
 	Owner string
 
 	// BatchChanges and BatchBytes limit a commit: it is cut between source
-	// transactions once it has so many changes, or changes of so many bytes. 0: 40,000
+	// transactions once it has so many changes, or changes of so many bytes. 0: 20,000
 	// changes, 32 MiB.
 	BatchChanges, BatchBytes int
 	// TransactionBytes is how much of one source transaction is held in memory to be
@@ -116,7 +116,7 @@ func (o Options) withDefaults() (Options, []error) {
 			*v = def
 		}
 	}
-	size("BatchChanges", &o.BatchChanges, 40_000)
+	size("BatchChanges", &o.BatchChanges, 20_000)
 	size("BatchBytes", &o.BatchBytes, 32<<20)
 	size("TransactionBytes", &o.TransactionBytes, 64<<20)
 	size("BufferBytes", &o.BufferBytes, 16<<20)
