@@ -83,6 +83,7 @@ func rebuildOrders(ctx context.Context) func(childSetup, *mongo.Database, *pgxpo
 		}
 		r, err := model.runner(db, projector.Options{
 			Reconcile: reconcile.Snapshot{ChunkRows: liveChunk}, BatchChanges: 500, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+			RefreshInterval: 5 * time.Second, // a recomputation reads all orders
 		})
 		if err != nil {
 			return err
@@ -653,8 +654,11 @@ func rebuildLive(t *testing.T, set *serve.Mongod, w *liveWriters, p place) {
 		m := newElasticModel(t)
 		uri, model = m.url, m
 	default:
-		uri = set.URI()
-		model = &mongoModel{t: t, db: client(t, uri).Database(unique("model_"))} // it goes with the set
+		at, err := serve.MongoDB(t.Context())
+		must(t, err)
+		m := client(t, at).Database(unique("model_"))
+		t.Cleanup(func() { _ = m.Drop(context.Background()) })
+		uri, model = at, &mongoModel{t: t, db: m}
 	}
 	setup.keeps(p, model, uri)
 	w.write(t)
@@ -667,7 +671,7 @@ func rebuildLive(t *testing.T, set *serve.Mongod, w *liveWriters, p place) {
 		switch setup.Point {
 		case hook.SwitchBegin, inSwitch, hook.SwitchDone:
 		default:
-			setup.Passes += rng.IntN(min(20, int(w.keep)/liveChunk))
+			setup.Passes += rng.IntN(min(10, int(w.keep)/liveChunk))
 		}
 		page.reset()
 		enough := w.steps.Load() + 20 // also after an election
