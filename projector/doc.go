@@ -32,13 +32,15 @@
 //
 // # Forms
 //
-// A [Binding] is made by one of four functions. In three of them the user gives a pure
+// A [Binding] is made by one of five functions. In the first three the user gives a pure
 // function of a document, and the library works out what a change of the document means
 // for the rows:
 //
 //   - [Rollup] adds: sums and counts per key.
 //   - [Upsert] puts rows with keys of their own, any number for a document.
 //   - [Mirror] puts one row for a document, or none.
+//   - [Refresh] has the user say which keys a document touches, and recomputes their rows
+//     from the source: joins, medians.
 //   - [On] is the open form: the handler gets the changes and writes what it likes,
 //     through the sink's transaction.
 //
@@ -66,8 +68,8 @@
 //
 // In the usual mode, [Shadow], readers see the old model until one moment and the new one
 // from then on; where its stream is healthy the old one is kept up to date meanwhile.
-// [Reset] is for a sink without the right to make a second place, [InPlace] for a Mirror or
-// an Upsert that must stay readable without one.
+// [Reset] is for a sink without the right to make a second place, [InPlace] for a Mirror,
+// an Upsert or a Refresh that must stay readable without one.
 //
 // Without Reconcile, [Options].Start says where to begin: [FromNow] leaves out the
 // documents that exist, [FromTime] begins at a time that the oplog still has; and whatever

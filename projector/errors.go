@@ -34,6 +34,14 @@ func (e *ConfigError) Error() string {
 	return b.String()
 }
 
+// each gives what errors.Join has put together, or the error alone.
+func each(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
 // Unwrap gives the faults.
 func (e *ConfigError) Unwrap() []error { return e.Faults }
 

@@ -67,6 +67,7 @@ func ExampleConfigError() {
 	type Sum struct {
 		Status string  `row:"status,key"`
 		Price  float64 `row:"price,sum"`
+		Since  string  `row:"Since,json b"`
 	}
 	prices := func(bson.M) []Sum { return nil }
 	_, err = projector.New(client.Database("shop"), postgres.New(nil), postgres.Projection{
@@ -77,6 +78,8 @@ func ExampleConfigError() {
 
 	// Output:
 	// tidemark: projection "Prices" can't run:
-	//   - Name is "Prices"; it must be lower-case letters, digits and underscores, a letter first, at most 40
+	//   - Name is "Prices"; it must be lower-case letters, digits and underscores, a letter first, at most 40 of them
 	//   - rollup into prices (orders): row type projector_test.Sum, field Price: sums of floats depend on their order; use int64 or bson.Decimal128
+	//   - rollup into prices (orders): row type projector_test.Sum, field Since: bad column name "Since": it must be lower-case letters, digits and underscores, a letter first, at most 40 of them
+	//   - rollup into prices (orders): row type projector_test.Sum, field Since: unknown option "json b"; there are key, sum and json
 }

@@ -72,7 +72,7 @@ type mirrorOptions struct{ lookup bool }
 // Lookup lets Mirror follow a collection that keeps no images: updated documents are
 // read when their batch is applied, by one find per batch. The rows are then as of
 // that moment, not of the change's, so a reader can see a part of a source
-// transaction, and verify can't be exact while the source is written to.
+// transaction.
 func Lookup() MirrorOption { return func(o *mirrorOptions) { o.lookup = true } }
 
 // Mirror keeps one row per document: f turns a document into its row, or says false

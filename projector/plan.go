@@ -58,7 +58,7 @@ func newPlan[Tx any](db *mongo.Database, p Projection[Tx]) (*plan, []error) {
 		return nil, []error{errors.New("the source database is nil")}
 	}
 	if !projectionName.MatchString(p.Name) {
-		faults = append(faults, fmt.Errorf("Name is %q; it must be lower-case letters, digits and underscores, a letter first, at most 40", p.Name))
+		faults = append(faults, fmt.Errorf("Name is %q; it must be lower-case letters, digits and underscores, a letter first, at most 40 of them", p.Name))
 	}
 	if p.Version < 1 {
 		faults = append(faults, fmt.Errorf("Version is %d; it must be 1 or more", p.Version))
@@ -72,10 +72,12 @@ func newPlan[Tx any](db *mongo.Database, p Projection[Tx]) (*plan, []error) {
 	for i, b := range p.Bindings {
 		name := fmt.Sprintf("%s (%s)", b, b.collection)
 		for _, f := range b.faults {
-			faults = append(faults, fmt.Errorf("%s: %w", name, f))
+			for _, f := range each(f) {
+				faults = append(faults, fmt.Errorf("%s: %w", name, f))
+			}
 		}
 		if b.form == "" {
-			faults = append(faults, fmt.Errorf("binding %d is empty; make it with Rollup, Upsert, Mirror or On", i))
+			faults = append(faults, fmt.Errorf("binding %d is empty; make it with Rollup, Upsert, Mirror, Refresh or On", i))
 			continue
 		}
 		if b.collection == "" || strings.HasPrefix(b.collection, "system.") {
@@ -190,7 +192,7 @@ func (p *plan) inPlace() error {
 	var faults []error
 	for _, b := range p.bindings {
 		if !b.sweeps {
-			faults = append(faults, fmt.Errorf("%s (%s) can't be rebuilt in place: only a Mirror or an Upsert can, into a target that marks its rows; use mode Shadow or Reset", b.name, b.collection))
+			faults = append(faults, fmt.Errorf("%s (%s) can't be rebuilt in place: only a Mirror, an Upsert or a Refresh can, into a target that marks its rows; use mode Shadow or Reset", b.name, b.collection))
 		}
 	}
 	return errors.Join(faults...)

@@ -11,6 +11,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -44,6 +45,9 @@ func do(ctx context.Context, args []string) error {
 		lines, err := serve.Env(ctx, names...)
 		for _, line := range lines {
 			fmt.Println(line)
+		}
+		if err == nil && len(lines) == 0 {
+			err = errors.New("no server is up; start some with: go run ./integration/services up")
 		}
 		return err
 	default:

@@ -96,6 +96,7 @@ type bad struct {
 	Big      uint64          `row:"big"`
 	Map      map[string]int  `row:"map"`
 	Deep     **string        `row:"deep"`
+	Two      string          `row:"Two,keys"`
 }
 
 func TestFaults(t *testing.T) {
@@ -112,12 +113,13 @@ func TestFaults(t *testing.T) {
 		"field NullSum: a sum must be", "field NullKey: a key must not be null", "field BytesKey: a key must be", "field JSONKey: a key must be",
 		"field FloatKey: a key must have one form", "field DecKey: a key must have one form", "field Big: uint64 can exceed",
 		"field Map: type map[string]int can't be stored", "field Deep: type *string can't",
+		`field Two: bad column name "Two"`, `field Two: unknown option "keys"`,
 	} {
 		if !strings.Contains(err.Error(), says) {
 			t.Errorf("not said: %s", says)
 		}
 	}
-	if n := strings.Count(err.Error(), "\n") + 1; n != 23 {
+	if n := strings.Count(err.Error(), "\n") + 1; n != 25 {
 		t.Errorf("%d faults:\n%v", n, err)
 	}
 	_ = bad{}.hidden

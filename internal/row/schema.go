@@ -109,7 +109,7 @@ var columnName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,39}$`)
 func ColumnName(name string) string {
 	switch {
 	case !columnName.MatchString(name):
-		return "it must be lower-case letters, digits and underscores, a letter first, at most 40"
+		return "it must be lower-case letters, digits and underscores, a letter first, at most 40 of them"
 	case strings.HasPrefix(name, "tm_"), name == Contributions:
 		return "it is reserved for this library"
 	}
@@ -123,8 +123,8 @@ func parse(t reflect.Type) (*Schema, error) {
 	s := &Schema{Type: t}
 	var faults []error
 	for i := range t.NumField() {
-		f, err := parseField(t.Field(i))
-		if err != nil {
+		f, wrong := parseField(t.Field(i))
+		for _, err := range wrong {
 			faults = append(faults, fmt.Errorf("row type %s, field %s: %w", t, t.Field(i).Name, err))
 		}
 		if f == nil {
@@ -158,27 +158,27 @@ func (s *Schema) add(f Field) {
 	}
 }
 
-// parseField returns nil for a field that is not stored. With an error the field may
+// parseField returns nil for a field that is not stored. With faults the field may
 // be there all the same, for the checks that concern several fields.
-func parseField(sf reflect.StructField) (*Field, error) {
+func parseField(sf reflect.StructField) (f *Field, faults []error) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	tag, tagged := sf.Tag.Lookup("row")
 	switch {
 	case tag == "-":
 		return nil, nil
 	case !sf.IsExported() && !sf.Anonymous:
 		if tagged {
-			return nil, errors.New("it has a row tag but is not exported; export it, or drop the tag")
+			fault("it has a row tag but is not exported; export it, or drop the tag")
 		}
-		return nil, nil
+		return nil, faults
 	case sf.Anonymous && !tagged:
-		return nil, errors.New("embedded structs are not stored; write their fields out, or tag it `row:\"-\"`")
+		fault("embedded structs are not stored; write their fields out, or tag it `row:\"-\"`")
+		return nil, faults
 	case !tagged:
-		return nil, errors.New("it has no row tag; tag it `row:\"column\"`, or `row:\"-\"` to leave it out")
+		fault("it has no row tag; tag it `row:\"column\"`, or `row:\"-\"` to leave it out")
+		return nil, faults
 	}
-	f := &Field{GoName: sf.Name}
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-
+	f = &Field{GoName: sf.Name}
 	name, rest, _ := strings.Cut(tag, ",")
 	f.Name = name
 	if wrong := ColumnName(name); wrong != "" {
@@ -212,7 +212,7 @@ func parseField(sf reflect.StructField) (*Field, error) {
 	if len(faults) == 0 {
 		f.checkRole(fault)
 	}
-	return f, errors.Join(faults...)
+	return f, faults
 }
 
 func (f *Field) setKind(t reflect.Type, fault func(string, ...any)) {

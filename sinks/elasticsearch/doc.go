@@ -56,7 +56,7 @@
 //
 // # Writing
 //
-// [Index] is the target of the forms Mirror and Upsert, and of handlers of the form On. A
+// [Index] is the target of the forms Mirror, Upsert and Refresh, and of handlers of the form On. A
 // Rollup does not compile with it, see below. An index is made with dynamic: strict, the
 // mapping of every column, index.gc_deletes of 1h, and with what must not come from a template:
 // translog.durability request, and no pipelines.

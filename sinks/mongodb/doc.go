@@ -19,8 +19,9 @@
 //
 // A model's collections are in the database given to [New], and have names that begin
 // with the place of the model's generation. That of the first is the projection's name:
-// ticket_counts.counts above. A rebuild fills the second in ticket_counts.g2.counts, and
-// then makes that the live one, so readers let [Live] find the collection:
+// ticket_counts.counts above. A rebuild, and a first load is one, fills the second in
+// ticket_counts.g2.counts, and then makes that the live one, so readers let [Live] find the
+// collection:
 //
 //	counts, err := mongodb.Live(ctx, db, "ticket_counts", "counts")
 //
@@ -33,7 +34,7 @@
 //
 // # Writing
 //
-// [Collection] is the target of the forms Rollup, Upsert and Mirror: it makes its
+// [Collection] is the target of the forms Rollup, Upsert, Mirror and Refresh: it makes its
 // collection in the transaction of the model's first commit, and writes a batch by
 // unordered commands of half a megabyte. Handlers of the form On write through [Tx].
 //

@@ -28,7 +28,7 @@
 //
 // # Writing
 //
-// [Table] is the target of the forms Rollup, Upsert and Mirror: it makes its table from
+// [Table] is the target of the forms Rollup, Upsert, Mirror and Refresh: it makes its table from
 // the row type, and writes a batch by one set-based statement, or two where rows go.
 // Handlers of the form On write through [Tx], SQL of their own or a Table as well.
 //
@@ -47,7 +47,8 @@
 //
 // Columns of the library's own: contributions (bigint) in a Rollup's table, the number
 // of contributions that a row is made of; _id (text) in the others, the document that
-// a row comes from, as by [projector.KeyText]. Text in keys and in _id is ordered byte
+// a row comes from, or the key of a Refresh, as by [projector.KeyText] (a string 42 is
+// "42", with its quotes, as 42 is a number). Text in keys and in _id is ordered byte
 // by byte (collation "C").
 //
 // A rollup row exists while it has a contribution. Should more be taken off a row than

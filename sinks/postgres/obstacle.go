@@ -12,7 +12,7 @@ import (
 )
 
 // insteadOf is the way out where a shadow rebuild has none.
-const insteadOf = "use Mode: projector.Reset (or projector.InPlace, for Mirror and Upsert), which keeps the tables that are there"
+const insteadOf = "use Mode: projector.Reset (or projector.InPlace, for Mirror, Upsert and Refresh), which keeps the tables that are there"
 
 // obstacles is what would prevent the switch from the live generation to the one in
 // schema place, or be lost by it, as a RebuildError.

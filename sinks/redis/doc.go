@@ -43,7 +43,7 @@
 //
 // # What a row is
 //
-// [Hash] is the target of the forms Rollup, Upsert and Mirror. The end of a row's key is a
+// [Hash] is the target of the forms Rollup, Upsert, Mirror and Refresh. The end of a row's key is a
 // text: for a Mirror [projector.KeyText] of the document's _id, else the text of the key's
 // column, as it is; of several columns, with a bar between, and with % and | in them
 // written as %25 and %7C ([Hash.Key]). The hash has a field for each column of the row
