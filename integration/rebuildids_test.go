@@ -139,7 +139,7 @@ func TestRebuildLiveIDs(t *testing.T) {
 					f.ok(f.step())
 				}
 			}})
-			n := max(2, effort.Rounds(20))
+			n := max(2, effort.Rounds(10))
 			for round := range n {
 				must(t, g.Rebuild(t.Context())) // the first one is under way already
 				g.level(f.db)
