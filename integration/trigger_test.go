@@ -63,6 +63,40 @@ func (n noticed) Done() <-chan struct{} {
 	return n.Context.Done()
 }
 
+// Who asks for a rebuild when one has caught up with the source gets another: its model shows
+// already, and who has waited for that may not know that the first one has not returned yet.
+func TestTriggerOnceItHasCaughtUp(t *testing.T) {
+	inBothSinks(t, func(t *testing.T, p place) {
+		r := shared(t, p, 50)
+		var g *running
+		begun, asked := 0, make(chan error, 1)
+		source := &meddling{Snapshot: reconcile.Snapshot{Mode: projector.Reset}}
+		source.before = func(from projector.Range) error {
+			if from.After.IsZero() {
+				begun++
+			}
+			return nil
+		}
+		source.report = func(p projector.Progress) {
+			if p.Done && begun == 2 {
+				ctx := newNoticed(context.Background())
+				go func() { asked <- g.Rebuild(ctx) }()
+				wait(t, "the caller waits", ctx.waited)
+			}
+		}
+		g = r.start(projector.Options{Reconcile: source})
+		r.exact(g)
+		idle(g)
+		must(t, g.Rebuild(t.Context()))
+		must(t, <-asked)
+		r.exact(g)
+		g.stop()
+		if begun != 3 {
+			t.Errorf("%d rebuilds were made of two that were asked for, and the first load", begun)
+		}
+	})
+}
+
 // Callers that want a rebuild while one is under way get that one; one whose context ends
 // does not end it; a rollback can't go on beside it. (CASES B40: two rebuilds that fight.)
 func TestTriggerOneRebuildForAllCallers(t *testing.T) {

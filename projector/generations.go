@@ -403,6 +403,7 @@ func (r *Runner) build(ctx context.Context, g *generations, f *follower, todo *j
 		}
 		return err
 	}
+	r.requests.ending()
 	done := Progress{Done: true}
 	if c.build.mode == Shadow {
 		if err := r.change(ctx, g, c); err != nil {
@@ -673,8 +674,8 @@ func deleteGeneration(list []Checkpoint, generation int64) (rest []Checkpoint) {
 
 // Rebuild has the model rebuilt, and returns when the new one is live, or with the error
 // that the rebuild was given up for; the old model is then as before. If a rebuild is
-// under way already, for whatever cause, it waits for that one. The rebuild goes on when
-// ctx ends.
+// under way already, for whatever cause, it waits for that one, unless that has caught up
+// with the source, so that its model may show already. The rebuild goes on when ctx ends.
 func (r *Runner) Rebuild(ctx context.Context) error { return r.requests.wait(ctx, false) }
 
 // Rollback goes back to the generation of the model that the last rebuild has replaced:
@@ -687,11 +688,13 @@ type requests struct {
 	mu     sync.Mutex
 	ended  error // Run has ended with it, and not begun again
 	now    *request
+	last   *request      // of a job that has caught up, and is about to be done
 	queued chan *request // holds now, until the runner takes it
 }
 
 type request struct {
 	rollback bool
+	also     *request // of an earlier attempt at the same job, nil: none
 	done     chan struct{}
 	err      error
 }
@@ -743,38 +746,59 @@ func (q *requests) begin(rollback bool) {
 	default:
 	}
 	if q.now != nil && q.now.rollback != rollback {
-		q.now.err = errOneAtATime
-		close(q.now.done)
-		q.now = nil
+		finish(&q.now, errOneAtATime)
 	}
 	if q.now == nil {
 		q.now = &request{rollback: rollback, done: make(chan struct{})}
 	}
+	if q.last != nil { // the job that was about to be done has to start over
+		q.now.also, q.last = q.last, nil
+	}
+}
+
+// ending notes that the job under way has caught up: who asks from here on, having heard of
+// its model, say, gets one that begins after that.
+func (q *requests) ending() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.last, q.now = q.now, nil
 }
 
 var errOneAtATime = errors.New("tidemark: a rebuild and a rollback can't go on at once; try again when the one under way has ended")
 
 // run notes that Run begins, or ends with an error.
 func (q *requests) run(ended error) {
-	if ended != nil {
-		q.done(ended)
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.ended = ended
+	if q.ended = ended; ended != nil {
+		finish(&q.last, ended)
+		q.finishNow(ended)
+	}
 }
 
-// done tells those who wait how it has ended.
+// done tells those who wait how the job has ended.
 func (q *requests) done(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.last != nil {
+		finish(&q.last, err)
+	} else {
+		q.finishNow(err)
+	}
+}
+
+func (q *requests) finishNow(err error) {
 	select {
 	case <-q.queue():
 	default:
 	}
-	if q.now != nil {
-		q.now.err = err
-		close(q.now.done)
-		q.now = nil
+	finish(&q.now, err)
+}
+
+func finish(which **request, err error) {
+	for r := *which; r != nil; r = r.also {
+		r.err = err
+		close(r.done)
 	}
+	*which = nil
 }
