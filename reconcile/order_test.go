@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -42,7 +44,10 @@ func orderOn(t *testing.T) *mongo.Database {
 
 func orderValues(t *testing.T, n int, value func(*rand.Rand) bson.RawValue) []bson.RawValue {
 	t.Helper()
-	seed := uint64(time.Now().UnixNano())
+	seed, err := strconv.ParseUint(os.Getenv("TIDEMARK_SEED"), 10, 64)
+	if err != nil {
+		seed = uint64(time.Now().UnixNano())
+	}
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	values := make([]bson.RawValue, n)

@@ -36,7 +36,12 @@ func In(values []bson.RawValue) (lists [][]bson.RawValue) {
 }
 
 func hasDecimal(t bson.Type, value []byte) bool {
-	if t != bson.TypeEmbeddedDocument && t != bson.TypeArray {
+	switch t {
+	case bson.TypeEmbeddedDocument, bson.TypeArray:
+	case bson.TypeCodeWithScope:
+		_, scope, _, ok := bsoncore.ReadCodeWithScope(value)
+		return !ok || hasDecimal(bson.TypeEmbeddedDocument, scope)
+	default:
 		return t == bson.TypeDecimal128
 	}
 	_, rest, _ := bsoncore.ReadLength(value)
