@@ -177,6 +177,7 @@ func (w *liveWriters) write(t *testing.T) {
 				w.gate.RUnlock()
 				if err == nil {
 					w.steps.Add(1)
+					time.Sleep(5 * time.Millisecond) // or all else would wait for the processors
 				} else if w.failed.Add(1); !mongo.IsDuplicateKeyError(err) {
 					time.Sleep(10 * time.Millisecond) // there is an election
 				}
@@ -507,7 +508,7 @@ func (m *elasticModel) glimpse(ctx context.Context) (g glimpse, err error) {
 	return g, errors.Join(err, err2)
 }
 
-// polling reads a model as fast as it can.
+// polling reads a model some fifty times a second.
 type polling struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -548,9 +549,7 @@ func poll(t *testing.T, read func(context.Context) (glimpse, error)) *polling {
 				}
 			}
 			p.mu.Unlock()
-			if err != nil || g.Generation == 0 {
-				time.Sleep(10 * time.Millisecond) // there is an election, or no model yet
-			}
+			time.Sleep(20 * time.Millisecond) // or all else would wait for the processors
 		}
 	})
 	t.Cleanup(p.stop)
