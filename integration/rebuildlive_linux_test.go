@@ -177,7 +177,7 @@ func (w *liveWriters) write(t *testing.T) {
 				w.gate.RUnlock()
 				if err == nil {
 					w.steps.Add(1)
-					time.Sleep(5 * time.Millisecond) // or all else would wait for the processors
+					time.Sleep(20 * time.Millisecond) // or all else would wait for the processors
 				} else if w.failed.Add(1); !mongo.IsDuplicateKeyError(err) {
 					time.Sleep(10 * time.Millisecond) // there is an election
 				}
@@ -586,7 +586,7 @@ func (p *polling) stop() {
 // than what it has seen before.
 func TestRebuildLive(t *testing.T) {
 	t.Parallel()
-	set := throwaway(t, serve.MongodOptions{Members: 3, CacheGB: 0.25})
+	set := throwaway(t, serve.MongodOptions{Members: 3}) // with a cache that holds it all
 	w := newLiveWriters(t, sourceOn(t, set.URI()), seeded(t), 5_000*effort.Rounds(40))
 	for _, p := range everySink {
 		t.Run(string(p), func(t *testing.T) { rebuildLive(t, set, w, p) })
