@@ -53,6 +53,10 @@ func (s *Sink) checkServer(ctx context.Context, projection string) error {
 	if err != nil {
 		return err
 	}
+	if info["loading"] == "1" || info["async_loading"] == "1" {
+		// Meanwhile it says that it has no append-only file (7.0 does, while it reads that).
+		return &brokenError{errors.New("tidemark/redis: the server is still reading what it has kept")}
+	}
 	var faults []error
 	if v := info["redis_version"]; before(v, 6, 2) {
 		faults = append(faults, fmt.Errorf("it is version %s; 6.2 or newer is needed", v))

@@ -1,6 +1,8 @@
 package redis_test
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -146,4 +148,37 @@ func TestCluster(t *testing.T) {
 	other := redis.New(c)
 	_, err = other.Acquire(t.Context(), "another", "test") // in another slot
 	must(t, err)
+}
+
+// A server that is still reading its append-only file says that it has none: it is asked
+// again, and not refused.
+func TestServerThatLoads(t *testing.T) {
+	s, d := throwaway(t, map[string]string{"key-load-delay": "500"}) // µs, and it looks up every 1024 keys
+	d.acquired(t, create)
+	for n := range 5 {
+		pipe := d.Pipeline()
+		for i := range 1000 {
+			pipe.Set(t.Context(), fmt.Sprintf("other:%d", 1000*n+i), i, 0)
+		}
+		_, err := pipe.Exec(t.Context())
+		must(t, err)
+	}
+	must(t, s.Kill())
+	restarted := make(chan error, 1)
+	go func() { restarted <- s.Restart(context.Background()) }()
+	loading, sink := 0, redis.New(d.connect(t))
+	for {
+		_, err := sink.Acquire(t.Context(), model, "test")
+		if err == nil {
+			break
+		}
+		wantClass(t, sink, err, projector.Transient)
+		if strings.Contains(err.Error(), "still reading") {
+			loading++
+		}
+	}
+	must(t, <-restarted)
+	if loading == 0 {
+		t.Error("it was never asked while it was reading")
+	}
 }
