@@ -28,6 +28,7 @@ func TestIn(t *testing.T) {
 		{"decimals", []any{1, "a", d, d, 2, bson.D{{Key: "a", Value: 1}}}, []int{2, 1, 1, 2}},
 		{"decimals within", []any{bson.D{{Key: "a", Value: bson.A{1, d}}}, 1, bson.D{{Key: "a", Value: bson.D{{Key: "b", Value: d}}}}}, []int{1, 1, 1}},
 		{"a decimal in a scope", []any{1, bson.CodeWithScope{Code: "f", Scope: bson.D{{Key: "a", Value: bson.A{d}}}}, bson.CodeWithScope{Code: "f", Scope: bson.D{{Key: "a", Value: 1}}}}, []int{1, 1, 1}},
+		{"large doubles", []any{1.5, -9007199254740994.0, int64(-9007199254740993), int64(-9007199254740995)}, []int{1, 1, 2}},
 		{"large", []any{long, long, long, long, long, 1}, []int{3, 3}},
 		{"one too large", []any{1, strings.Repeat(long, 5), 2}, []int{1, 1, 1}},
 		{"many", slices.Repeat([]any{1}, 25_000), []int{10_000, 10_000, 5000}},
