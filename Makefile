@@ -22,7 +22,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The integration tests wait more than they compute, so they run as two beside the rest;
-# what is put behind the first of them is what makes all three end at about the same time.
+# what is put behind them is what makes all three end at about the same time.
 REBUILDS = ^Test(Elastic|HistoryLost|KillOther|Progress|ReaderOf|Rebuild|Redis|Refresh|Rollback|Trigger|Types)
 gotest = TIDEMARK_ROUNDS=$(TIDEMARK_ROUNDS) TIDEMARK_DATA=$(TIDEMARK_DATA) go test -race -parallel 4 -timeout 20m
 
@@ -32,13 +32,14 @@ test: ## every test, with the race detector; starts the servers it needs
 
 test-rebuilds:
 	$(gotest) ./integration -run '$(REBUILDS)'
-	$(gotest) ./sinks/elasticsearch
+	$(gotest) ./sinks/postgres
 
 test-faults:
 	$(gotest) ./integration -skip '$(REBUILDS)'
+	$(gotest) ./sinks/elasticsearch
 
 test-packages:
-	$(gotest) -p $(PACKAGES) $$(go list ./... | grep -v '/integration$$\|/sinks/elasticsearch$$')
+	$(gotest) -p $(PACKAGES) $$(go list ./... | grep -v '/integration$$\|/sinks/elasticsearch$$\|/sinks/postgres$$')
 
 # The demo of an example, by the example's name.
 define run-demo
