@@ -171,30 +171,36 @@ func TestRollbackKeepsAGenerationForSoLong(t *testing.T) {
 	})
 }
 
-// A rollback that a stop comes in the way of has not happened, or has: never half.
+// A rollback that a stop comes in the way of has not happened, or has: never half. Where it
+// is known to have happened, who asked is told so: asking again would undo it.
 func TestRollbackStopped(t *testing.T) {
 	inOneSink(t, inMongoDB, func(t *testing.T, p place) {
 		r := shared(t, p, 100)
 		g := r.rebuilding()
 		r.exact(g)
 		must(t, g.Rebuild(t.Context()))
-		generation := r.stored().Generation
-		r.step(50)
-		r.exact(g)
-		held := holdAt(t, hook.SwitchBegin, 0)
-		result := make(chan error, 1)
-		go func() { result <- g.Rollback(context.WithoutCancel(t.Context())) }()
-		held.wait()
-		g.cancel()
-		held.release()
-		must(t, g.wait(30*time.Second))
-		err := <-result
-		now := r.stored().Generation
-		t.Logf("generation %d is live, and was %d; the rollback was told %v", now, generation, err)
-		g = r.rebuilding()
-		r.step(20)
-		r.exact(g)
-		r.live(now)
+		for _, point := range []hook.Point{hook.SwitchBegin, hook.SwitchDone} {
+			generation := r.stored().Generation
+			r.step(50)
+			r.exact(g)
+			held := holdAt(t, point, 0)
+			result := make(chan error, 1)
+			go func() { result <- g.Rollback(context.WithoutCancel(t.Context())) }()
+			held.wait()
+			g.cancel()
+			held.release()
+			must(t, g.wait(30*time.Second))
+			err := <-result
+			now := r.stored().Generation
+			t.Logf("%v: generation %d is live, and was %d; the rollback was told %v", point, now, generation, err)
+			if err == nil && now == generation || err != nil && point == hook.SwitchDone {
+				t.Error("that is not what has happened")
+			}
+			g = r.rebuilding()
+			r.step(20)
+			r.exact(g)
+			r.live(now)
+		}
 		must(t, g.Rollback(t.Context()))
 		r.exact(g)
 		g.stop()

@@ -1,6 +1,7 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,12 +91,12 @@ func (r *Runner) keep(ctx context.Context, g *generations, watch Watch) error {
 		r.rebuilt.Store(nil)
 		var refused *RebuildError
 		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
 		case err == nil:
 			r.status.change(func(s *Status) { s.Checkpoint = g.live })
 			r.requests.done(nil)
 			f, todo, lost, watch = nil, nil, 0, g.live.Watch
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case startOver(err) && !todo.rollback && lost+1 < maxLost:
 			lost++
 			r.options.Logger.Warn("the rebuild has to start over", "projection", r.plan.projection, "error", err)
@@ -116,7 +117,6 @@ func (r *Runner) keep(ctx context.Context, g *generations, watch Watch) error {
 		case startOver(err):
 			return &RebuildError{Projection: r.plan.projection, Err: fmt.Errorf("%d attempts in a row have failed: %w", lost+1, err)}
 		default:
-			r.requests.done(fmt.Errorf("tidemark: projection %q: interrupted, ask again: %w", r.plan.projection, err))
 			return err
 		}
 	}
@@ -415,9 +415,7 @@ func (r *Runner) build(ctx context.Context, g *generations, f *follower, todo *j
 			return err
 		}
 		g.live = c.stored
-		if done.SinkRows, err = r.sinkRows(ctx, c); err != nil {
-			return err
-		}
+		done.SinkRows = r.sinkRows(ctx, c)
 	}
 	c.report(done)
 	r.options.Logger.Info("the model was rebuilt", "projection", r.plan.projection, "generation", g.live.Generation, "cause", todo.cause,
@@ -427,16 +425,16 @@ func (r *Runner) build(ctx context.Context, g *generations, f *follower, todo *j
 
 // sinkRows counts what a rebuild in place has left in the sink; 0 where that fails, or takes
 // too long: the rebuild is done, and the model waits for nothing.
-func (r *Runner) sinkRows(ctx context.Context, c *committer) (rows int64, err error) {
+func (r *Runner) sinkRows(ctx context.Context, c *committer) (rows int64) {
 	if c.build.mode != InPlace {
-		return 0, nil
+		return 0
 	}
-	passing, err := c.once(ctx, func(ctx context.Context) error { rows, err = r.store.count(ctx, c.stored); return err })
-	if passing != nil {
-		r.options.Logger.Warn("the rows in the sink were not counted", "projection", r.plan.projection, "error", passing)
-		rows = 0
+	passing, err := c.once(ctx, func(ctx context.Context) (err error) { rows, err = r.store.count(ctx, c.stored); return err })
+	if err := cmp.Or(passing, err); err != nil {
+		r.options.Logger.Warn("the rows in the sink were not counted", "projection", r.plan.projection, "error", err)
+		return 0
 	}
-	return rows, err
+	return rows
 }
 
 // builder makes the commit stage of a rebuild or a rollback: with the generation that was
@@ -648,18 +646,23 @@ func (r *Runner) change(ctx context.Context, g *generations, c *committer) error
 		return c.superseded(now) // whoever has taken over has made the switch
 	}
 	hook.At(hook.SwitchDone)
-	g.others = deleteGeneration(g.others, now.Generation)
-	if from.Sequence > 0 {
-		err := c.insist(ctx, func(ctx context.Context) (err error) {
-			from, err = r.store.load(ctx, from.Generation)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		g.others = append(g.others, from)
-	}
 	g.live, g.building = now, nil
+	g.others = deleteGeneration(g.others, now.Generation)
+	if from.Sequence == 0 {
+		return nil
+	}
+	var retired Checkpoint
+	err = c.insist(ctx, func(ctx context.Context) (err error) {
+		retired, err = r.store.load(ctx, from.Generation)
+		return err
+	})
+	if err != nil {
+		// The switch has happened, whatever this is: who has asked for it must not hear that
+		// it has not, and ask again. The next start looks for what was replaced.
+		r.options.Logger.Warn("the generation that was replaced can't be read", "projection", r.plan.projection, "generation", from.Generation, "error", err)
+		return nil
+	}
+	g.others = append(g.others, retired)
 	return nil
 }
 
@@ -676,11 +679,14 @@ func deleteGeneration(list []Checkpoint, generation int64) (rest []Checkpoint) {
 // that the rebuild was given up for; the old model is then as before. If a rebuild is
 // under way already, for whatever cause, it waits for that one, unless that has caught up
 // with the source, so that its model may show already. The rebuild goes on when ctx ends.
+// It must not be called by a Reconciler, which the rebuild itself waits for.
 func (r *Runner) Rebuild(ctx context.Context) error { return r.requests.wait(ctx, false) }
 
 // Rollback goes back to the generation of the model that the last rebuild has replaced:
 // it is caught up from where it stood, and then becomes the live one. A generation is kept
-// for Options.KeepRetired.
+// for Options.KeepRetired. With an error that Run has ended, it may have happened: compare
+// Status().Checkpoint.Generation after the next start before asking again, which would
+// go forth.
 func (r *Runner) Rollback(ctx context.Context) error { return r.requests.wait(ctx, true) }
 
 // requests are what callers of Rebuild and Rollback wait for: one at a time.
@@ -773,6 +779,18 @@ func (q *requests) run(ended error) {
 	if q.ended = ended; ended != nil {
 		finish(&q.last, ended)
 		q.finishNow(ended)
+	}
+}
+
+// interrupted notes that Run goes on from what the sink holds. A request stays only where no
+// job had to do with it: one from after a job had caught up would be given that very job,
+// which may go on from where it was.
+func (q *requests) interrupted(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.last != nil || len(q.queue()) == 0 {
+		finish(&q.last, err)
+		q.finishNow(err)
 	}
 }
 
