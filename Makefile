@@ -16,28 +16,27 @@ TIDEMARK_DATA ?= $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 
 SINK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-sinks test-rebuilds test-faults test-packages demo demo-rollup demo-search bench bench-rebuild lint vet format staticcheck tidy vuln services-up services-down
+.PHONY: help test test-rebuilds test-faults test-packages demo demo-rollup demo-search bench bench-rebuild lint vet format staticcheck tidy vuln services-up services-down
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The integration tests wait more than they compute, so they run as two beside the rest. The
-# client of sinks/elasticsearch's tests takes minutes to compile, so these begin at once, too.
+# The integration tests wait more than they compute, so they run as two beside the rest;
+# what is put behind them is what makes all three end at about the same time.
 REBUILDS = ^Test(Elastic|HistoryLost|KillOther|Progress|ReaderOf|Rebuild|Redis|Refresh|Rollback|Trigger|Types)
 gotest = TIDEMARK_ROUNDS=$(TIDEMARK_ROUNDS) TIDEMARK_DATA=$(TIDEMARK_DATA) go test -race -parallel 4 -timeout 20m
 
 test: ## every test, with the race detector; starts the servers it needs
 	@go test -race -run '^$$' ./integration # compiled, and once
-	@$(MAKE) --no-print-directory -j4 test-sinks test-rebuilds test-faults test-packages
-
-test-sinks:
-	$(gotest) -p $(PACKAGES) ./sinks/elasticsearch ./sinks/postgres
+	@$(MAKE) --no-print-directory -j3 test-rebuilds test-faults test-packages
 
 test-rebuilds:
 	$(gotest) ./integration -run '$(REBUILDS)'
+	$(gotest) ./sinks/postgres
 
 test-faults:
 	$(gotest) ./integration -skip '$(REBUILDS)'
+	$(gotest) ./sinks/elasticsearch
 
 test-packages:
 	$(gotest) -p $(PACKAGES) $$(go list ./... | grep -v '/integration$$\|/sinks/elasticsearch$$\|/sinks/postgres$$')

@@ -34,7 +34,7 @@ func main() {
 func run(ctx context.Context, database, sink string, days Calendar) error {
 	client, err := mongo.Connect(options.Client().ApplyURI(os.Getenv("MONGODB_URI")))
 	if err != nil {
-		return err
+		return fmt.Errorf("$MONGODB_URI: %w", err)
 	}
 	defer func() { _ = client.Disconnect(context.WithoutCancel(ctx)) }()
 	db := client.Database(database)

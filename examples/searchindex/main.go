@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"flag"
+	"fmt"
 	"log"
 	"net/url"
 	"os"
@@ -46,7 +47,7 @@ func main() {
 func run(ctx context.Context, es elasticsearch.Client, database, prefix string) error {
 	client, err := mongo.Connect(options.Client().ApplyURI(os.Getenv("MONGODB_URI")))
 	if err != nil {
-		return err
+		return fmt.Errorf("$MONGODB_URI: %w", err)
 	}
 	defer func() { _ = client.Disconnect(context.WithoutCancel(ctx)) }()
 	sink := elasticsearch.New(es, elasticsearch.Prefix(prefix))
