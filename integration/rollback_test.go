@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/hook"
 	"github.com/tidemark-go/tidemark/projector"
 )
@@ -205,4 +206,27 @@ func TestRollbackStopped(t *testing.T) {
 		r.exact(g)
 		g.stop()
 	})
+}
+
+// What was replaced can't be read at once, just after the switch: it is the one to go back
+// to all the same.
+func TestRollbackAfterFaultAtTheSwitch(t *testing.T) {
+	uri := throwaway(t, serve.MongodOptions{Params: map[string]string{"enableTestCommands": "1"}}).URI()
+	r := newRecovery(t, uri, inMongoDB, 50)
+	r.sink = r.opened.client(t, uri).Database(unique("sink_"))
+	r.model = &mongoModel{t: t, db: r.sink, way: r.sink}
+	g := r.rebuilding()
+	r.exact(g)
+	generation := r.stored().Generation
+	f, met := failingOn(t, uri), make(chan func(), 1)
+	newAmbush(t).at(hook.SwitchDone, func() { met <- f.times(1, "findAndModify", code(112)) })
+	must(t, g.Rebuild(t.Context()))
+	(<-met)()
+	r.live(generation + 1)
+	r.step(20)
+	r.exact(g)
+	must(t, g.Rollback(t.Context()))
+	r.live(generation)
+	r.exact(g)
+	g.stop()
 }

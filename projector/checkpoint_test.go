@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/tidemark-go/tidemark/internal/effort"
 )
 
 func randomCheckpoint(t testing.TB, r *rand.Rand) Checkpoint {
@@ -85,7 +87,7 @@ func randomName(r *rand.Rand) string {
 // What is stored comes back, the token byte for byte: it is the source's own.
 func TestCheckpointComesBackAsItWas(t *testing.T) {
 	r := random(t)
-	for i := range 5000 {
+	for i := range effort.Values(5000) {
 		want := randomCheckpoint(t, r)
 		b, err := want.Encode()
 		if err != nil {

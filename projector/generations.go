@@ -75,7 +75,7 @@ func (r *Runner) keep(ctx context.Context, g *generations, watch Watch) error {
 			g.stopped(f)
 			f = nil
 		}
-		if f == nil && (todo == nil || todo.follow) {
+		if f == nil && (todo == nil || todo.follow && g.live.Rebuild == nil) {
 			if f, err = r.startFollowing(ctx, g.live, watch); err != nil {
 				return err
 			}
@@ -94,6 +94,9 @@ func (r *Runner) keep(ctx context.Context, g *generations, watch Watch) error {
 		case err == nil:
 			r.status.change(func(s *Status) { s.Checkpoint = g.live })
 			r.requests.done(nil)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
 			f, todo, lost, watch = nil, nil, 0, g.live.Watch
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -658,9 +661,9 @@ func (r *Runner) change(ctx context.Context, g *generations, c *committer) error
 	})
 	if err != nil {
 		// The switch has happened, whatever this is: who has asked for it must not hear that
-		// it has not, and ask again. The next start looks for what was replaced.
-		r.options.Logger.Warn("the generation that was replaced can't be read", "projection", r.plan.projection, "generation", from.Generation, "error", err)
-		return nil
+		// it has not, and ask again.
+		r.requests.done(nil)
+		return err
 	}
 	g.others = append(g.others, retired)
 	return nil
@@ -679,14 +682,15 @@ func deleteGeneration(list []Checkpoint, generation int64) (rest []Checkpoint) {
 // that the rebuild was given up for; the old model is then as before. If a rebuild is
 // under way already, for whatever cause, it waits for that one, unless that has caught up
 // with the source, so that its model may show already. The rebuild goes on when ctx ends.
-// It must not be called by a Reconciler, which the rebuild itself waits for.
+// With an error that ends Run it may have happened, or go on with the next start. It must
+// not be called by a Reconciler, which the rebuild itself waits for.
 func (r *Runner) Rebuild(ctx context.Context) error { return r.requests.wait(ctx, false) }
 
 // Rollback goes back to the generation of the model that the last rebuild has replaced:
 // it is caught up from where it stood, and then becomes the live one. A generation is kept
-// for Options.KeepRetired. With an error that Run has ended, it may have happened: compare
-// Status().Checkpoint.Generation after the next start before asking again, which would
-// go forth.
+// for Options.KeepRetired. With another error than a *RebuildError it may have happened:
+// compare Status().Checkpoint.Generation, once the State is Running, before asking again,
+// which would undo it.
 func (r *Runner) Rollback(ctx context.Context) error { return r.requests.wait(ctx, true) }
 
 // requests are what callers of Rebuild and Rollback wait for: one at a time.

@@ -130,7 +130,7 @@ func (r *Runner) run(ctx context.Context) error {
 		default:
 			return err
 		}
-		r.requests.interrupted(fmt.Errorf("tidemark: projection %q: interrupted, ask again: %w", r.plan.projection, err))
+		r.requests.interrupted(fmt.Errorf("tidemark: projection %q: interrupted, look what is live and ask again: %w", r.plan.projection, err))
 	}
 }
 

@@ -31,7 +31,8 @@ func Written(ctx context.Context, db *mongo.Database, write func(context.Context
 
 // WaitFor returns once everything that happened in the source up to t is in the model,
 // whether it concerned the model or not. It waits for a Runner that has not begun yet;
-// once Run has ended it gives Run's error. A context with a deadline bounds it.
+// once Run has ended it gives Run's error. A context with a deadline bounds it. A failure
+// to ask the source, as where a connection breaks, is given as it is: call it again.
 //
 // The source is asked for the token that its stream would have at t. Tokens order like
 // bytes; that order serves only to tell readiness, here.
