@@ -19,6 +19,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/tidemark-go/tidemark/integration/internal/chaos"
@@ -199,12 +200,14 @@ func nonZero(field string) bson.D {
 	return bson.D{{Key: field, Value: bson.D{{Key: "$ne", Value: 0}}}}
 }
 
+// checkpoint is what no kill of the server takes back: not what is just not yet on the disk.
 func (m *mongoModel) checkpoint(ctx context.Context) (projector.Checkpoint, error) {
 	var found struct {
 		Term, Sequence int64
 		Body           string
 	}
-	err := m.db.Collection("tidemark.checkpoints").FindOne(ctx, bson.D{{Key: "projection", Value: orderPlace}, {Key: "phase", Value: "live"}}).Decode(&found)
+	stored := m.db.Collection("tidemark.checkpoints", options.Collection().SetReadConcern(readconcern.Majority()))
+	err := stored.FindOne(ctx, bson.D{{Key: "projection", Value: orderPlace}, {Key: "phase", Value: "live"}}).Decode(&found)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return projector.Checkpoint{}, nil
 	}

@@ -741,7 +741,9 @@ func rebuildLive(t *testing.T, set *serve.Mongod, w *liveWriters, p place) {
 	// In good order: MongoDB keeps a killed client's transaction for a minute, and so a drop
 	// of the database waiting.
 	must(t, c.Process.Signal(syscall.SIGTERM))
-	c.end(t, time.Minute)
+	if out := c.end(t, time.Minute); !c.ProcessState.Success() {
+		t.Errorf("the child ended with %s:\n%s", c.ProcessState, out)
+	}
 	readers.stop()
 	t.Logf("%d documents, %d kills %v in %s; %d steps of the writers, %d failed", w.keep, kills, deaths, time.Since(began).Round(time.Second), w.steps.Load(), w.failed.Load())
 	t.Logf("%d reads of the model, of %d generations, %d before there was one; %d reads failed, the last with %v",

@@ -150,8 +150,11 @@ func TestTriggerNotByTheNetwork(t *testing.T) {
 			proxy.Cut()
 			r.step(10)
 			until(t, 30*time.Second, "a cut is noticed", func() bool {
+				if g.Status().Retries > before {
+					return true
+				}
 				proxy.Cut() // between two requests it would just be another connection
-				return g.Status().Retries > before
+				return false
 			})
 			r.exact(g)
 			if s := g.Status(); s.Rebuild != nil {

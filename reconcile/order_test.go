@@ -247,7 +247,7 @@ type orderIDs struct {
 // come from the index in their order.
 func insertOrderIDs(t *testing.T, docs *mongo.Collection, value func(*rand.Rand) bson.RawValue) *orderIDs {
 	t.Helper()
-	ids := &orderIDs{docs: docs, values: orderValues(t, 20_000, value)}
+	ids := &orderIDs{docs: docs, values: orderValues(t, max(5000, effort.Values(20_000)), value)}
 	all := make([]any, len(ids.values))
 	for i, v := range ids.values {
 		all[i] = bson.D{{Key: "_id", Value: v}}
