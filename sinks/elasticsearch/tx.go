@@ -268,7 +268,7 @@ func (tx *Tx) run(ctx context.Context, apply func(context.Context, *Tx) error) e
 	switch {
 	case err == nil && tx.err != nil:
 		return fmt.Errorf("tidemark/elasticsearch: a write of the handler failed, and the handler returned no error: %w", tx.err)
-	case err != nil && tx.err != nil && !errors.Is(err, tx.err):
+	case err != nil && tx.err != nil:
 		return &handlerError{err, tx.err} // the cause decides whether to try again
 	}
 	return err

@@ -2,7 +2,6 @@ package mongodb
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -109,7 +108,7 @@ func (tx *Tx) run(ctx context.Context, apply func(context.Context, *Tx) error) e
 	switch {
 	case err == nil && tx.err != nil:
 		return fmt.Errorf("tidemark/mongodb: a statement of the handler failed, and the handler returned no error; nothing was written: %w", tx.err)
-	case err != nil && tx.err != nil && !errors.Is(err, tx.err):
+	case err != nil && tx.err != nil:
 		// The handler has made an error of its own of it. What the driver said decides
 		// whether to try again, so it must not be lost.
 		return &handlerError{err, tx.err}

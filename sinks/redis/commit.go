@@ -109,7 +109,7 @@ func (tx *Tx) run(ctx context.Context, apply func(context.Context, *Tx) error) e
 	switch {
 	case err == nil && tx.err != nil:
 		return fmt.Errorf("tidemark/redis: a write of the handler was refused, and the handler returned no error; nothing was written: %w", tx.err)
-	case err != nil && tx.err != nil && !errors.Is(err, tx.err):
+	case err != nil && tx.err != nil:
 		return &handlerError{err, tx.err}
 	}
 	return err
