@@ -32,14 +32,13 @@ test: ## every test, with the race detector; starts the servers it needs
 
 test-rebuilds:
 	$(gotest) ./integration -run '$(REBUILDS)'
-	$(gotest) ./sinks/postgres
+	$(gotest) -p 1 ./sinks/postgres ./sinks/elasticsearch
 
 test-faults:
 	$(gotest) ./integration -skip '$(REBUILDS)'
-	$(gotest) ./sinks/elasticsearch
 
 test-packages:
-	$(gotest) -p $(PACKAGES) $$(go list ./... | grep -v '/integration$$\|/sinks/elasticsearch$$\|/sinks/postgres$$')
+	$(gotest) -p $(PACKAGES) $$(go list ./... | grep -v '/integration$$\|/sinks/elasticsearch\|/sinks/postgres$$')
 
 # The demo of an example, by the example's name.
 define run-demo

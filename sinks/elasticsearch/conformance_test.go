@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	elastic "github.com/elastic/go-elasticsearch/v8"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
@@ -64,7 +63,7 @@ func conformanceStore(d *cluster) sinktest.Store[*elasticsearch.Tx] {
 	documents := elasticsearch.Index[sinktest.Document]{Name: "documents"}
 	return sinktest.Store[*elasticsearch.Tx]{
 		Sink: func(t sinktest.T) projector.Sink[*elasticsearch.Tx] {
-			return elasticsearch.New(client(t, elastic.Config{Addresses: []string{d.url}}), elasticsearch.Prefix(d.prefix))
+			return elasticsearch.New(client(t, d.url), elasticsearch.Prefix(d.prefix))
 		},
 		Documents: putting(d, documents),
 		Entries:   putting(d, elasticsearch.Index[sinktest.Entry]{Name: "entries"}),

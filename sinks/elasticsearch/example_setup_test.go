@@ -11,7 +11,7 @@ import (
 	"net/http"
 	"strings"
 
-	elastic "github.com/elastic/go-elasticsearch/v8"
+	"github.com/elastic/elastic-transport-go/v8/elastictransport"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -23,7 +23,7 @@ import (
 
 // open gives the examples a database of their own on a MongoDB, a client and a prefix of
 // their own on an Elasticsearch, and remove, which removes both.
-func open(ctx context.Context) (db *mongo.Database, es *elastic.Client, prefix elasticsearch.Option, remove func()) {
+func open(ctx context.Context) (db *mongo.Database, es *elastictransport.Client, prefix elasticsearch.Option, remove func()) {
 	name := "example_" + bson.NewObjectID().Hex()
 	uri, err := serve.MongoDB(ctx)
 	check(err)
@@ -31,8 +31,8 @@ func open(ctx context.Context) (db *mongo.Database, es *elastic.Client, prefix e
 	check(err)
 	url, err := server()
 	check(err)
-	transport := &http.Transport{}
-	es, err = elastic.NewClient(elastic.Config{Addresses: []string{url}, Transport: transport})
+	connections := &http.Transport{}
+	es, err = transport(url, connections)
 	check(err)
 	return source.Database(name), es, elasticsearch.Prefix(name + "-"), func() {
 		ctx := context.WithoutCancel(ctx)
@@ -41,13 +41,13 @@ func open(ctx context.Context) (db *mongo.Database, es *elastic.Client, prefix e
 		for index := range found {
 			request(es, http.MethodDelete, "/"+index, "", nil)
 		}
-		transport.CloseIdleConnections()
+		connections.CloseIdleConnections()
 		check(errors.Join(source.Database(name).Drop(ctx), source.Disconnect(ctx)))
 	}
 }
 
 // search prints the documents that match, by their ids.
-func search(es *elastic.Client, alias, query string) {
+func search(es *elastictransport.Client, alias, query string) {
 	var found struct {
 		Hits struct {
 			Hits []hit `json:"hits"`
@@ -59,7 +59,7 @@ func search(es *elastic.Client, alias, query string) {
 	}
 }
 
-func request(es *elastic.Client, method, path, body string, out any) {
+func request(es *elastictransport.Client, method, path, body string, out any) {
 	req, err := http.NewRequest(method, path, strings.NewReader(body))
 	check(err)
 	req.Header.Set("Content-Type", "application/json")

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -17,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	elastic "github.com/elastic/go-elasticsearch/v8"
+	"github.com/elastic/elastic-transport-go/v8/elastictransport"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.uber.org/goleak"
 
@@ -25,6 +26,7 @@ import (
 	"github.com/tidemark-go/tidemark/internal/hook"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/elasticsearch"
+	"github.com/tidemark-go/tidemark/sinks/sinktest"
 )
 
 func TestMain(m *testing.M) {
@@ -97,24 +99,27 @@ func clusterAt(t testing.TB, url string) *cluster {
 // it, that goes to a url: the server's, or a proxy's.
 func (c *cluster) through(t testing.TB, url string) *elasticsearch.Sink {
 	t.Helper()
-	return elasticsearch.New(client(t, elastic.Config{Addresses: []string{url}}), elasticsearch.Prefix(c.prefix))
+	return elasticsearch.New(client(t, url), elasticsearch.Prefix(c.prefix))
 }
 
-func client(t interface {
-	Cleanup(func())
-	Fatalf(string, ...any)
-}, config elastic.Config,
-) *elastic.Client {
-	transport := &http.Transport{MaxIdleConnsPerHost: 4}
-	if config.Transport == nil {
-		config.Transport = transport
-	}
-	es, err := elastic.NewClient(config)
+func client(t sinktest.T, at string) *elastictransport.Client {
+	connections := &http.Transport{MaxIdleConnsPerHost: 4}
+	es, err := transport(at, connections)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	t.Cleanup(transport.CloseIdleConnections)
+	t.Cleanup(connections.CloseIdleConnections)
 	return es
+}
+
+// transport is what the clients of go-elasticsearch send by, without their API: see
+// clienttest.
+func transport(at string, connections http.RoundTripper) (*elastictransport.Client, error) {
+	u, err := url.Parse(at)
+	if err != nil {
+		return nil, err
+	}
+	return elastictransport.NewClient(elastictransport.WithURLs(u), elastictransport.WithTransport(connections))
 }
 
 // ask asks the server around the sink.
