@@ -16,7 +16,7 @@ TIDEMARK_DATA ?= $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 
 SINK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-rebuilds test-faults test-packages demo demo-rollup demo-search bench bench-rebuild lint vet format staticcheck tidy vuln services-up services-down
+.PHONY: help test test-rebuilds test-faults test-packages test-client demo demo-rollup demo-search bench bench-rebuild lint vet format staticcheck tidy vuln services-up services-down
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ help: ## this list
 REBUILDS = ^Test(Elastic|HistoryLost|KillOther|Progress|ReaderOf|Rebuild|Redis|Refresh|Rollback|Trigger|Types)
 gotest = TIDEMARK_ROUNDS=$(TIDEMARK_ROUNDS) TIDEMARK_DATA=$(TIDEMARK_DATA) go test -race -parallel 4 -timeout 20m
 
-test: ## every test, with the race detector; starts the servers it needs
+test: ## every test but test-client, with the race detector; starts the servers it needs
 	@go test -race -run '^$$' ./integration # compiled, and once
 	@$(MAKE) --no-print-directory -j3 test-rebuilds test-faults test-packages
 
@@ -39,6 +39,10 @@ test-faults:
 
 test-packages:
 	$(gotest) -p $(PACKAGES) $$(go list ./... | grep -v '/integration$$\|/sinks/elasticsearch\|/sinks/postgres$$')
+
+# Its code is what go vet has compiled too, so without the race detector.
+test-client: ## Elasticsearch's whole client, which takes minutes to compile: credentials, TLS
+	go test ./sinks/elasticsearch/clienttest
 
 # The demo of an example, by the example's name.
 define run-demo
