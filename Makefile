@@ -32,13 +32,14 @@ test: ## every test but test-client, with the race detector; starts the servers 
 
 test-rebuilds:
 	$(gotest) ./integration -run '$(REBUILDS)'
-	$(gotest) -p 1 ./sinks/postgres ./sinks/elasticsearch
+	$(gotest) ./sinks/postgres
 
 test-faults:
 	$(gotest) ./integration -skip '$(REBUILDS)'
+	$(gotest) ./sinks/redis
 
 test-packages:
-	$(gotest) -p $(PACKAGES) $$(go list ./... | grep -v '/integration$$\|/sinks/elasticsearch\|/sinks/postgres$$')
+	$(gotest) -p $(PACKAGES) $$(go list ./... | grep -v '/integration$$\|/clienttest$$\|/sinks/postgres$$\|/sinks/redis$$')
 
 # Its code is what go vet has compiled too, so without the race detector.
 test-client: ## Elasticsearch's whole client, which takes minutes to compile: credentials, TLS

@@ -79,6 +79,7 @@ func (r *rebuilder) write() (stop func()) {
 				r.Errorf("write: %v", err)
 				return
 			}
+			breathe()
 		}
 	})
 	stop = sync.OnceFunc(func() { ended.Store(true); wg.Wait() })

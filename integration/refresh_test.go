@@ -418,6 +418,7 @@ func (s *shelf) write() (stop func()) {
 				s.Errorf("write: %v", err)
 				return
 			}
+			breathe()
 		}
 	})
 	stop = sync.OnceFunc(func() { ended.Store(true); writing.Wait() })
