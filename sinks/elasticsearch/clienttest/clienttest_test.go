@@ -65,7 +65,7 @@ func TestCredentials(t *testing.T) {
 	proxy, another := newProxy(t, at)
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: proxy.Certificate().Raw})
 	prefix := "t" + bson.NewObjectID().Hex()[8:] + "-"
-	t.Cleanup(func() { clear(t, at, prefix) })
+	t.Cleanup(func() { removeIndices(t, at, prefix) })
 	acquire := func(t *testing.T, client elasticsearch.Client) (sink *elasticsearch.Sink, live projector.Checkpoint, err error) {
 		sink = elasticsearch.New(client, elasticsearch.Prefix(prefix))
 		all, err := sink.Acquire(t.Context(), model, "test")
@@ -161,8 +161,8 @@ func server(t *testing.T) string {
 	return n.URL()
 }
 
-// clear removes the indices whose names begin with a prefix.
-func clear(t *testing.T, at, prefix string) {
+// removeIndices removes those whose names begin with a prefix.
+func removeIndices(t *testing.T, at, prefix string) {
 	t.Helper()
 	request := func(method, path string) []byte {
 		req, err := http.NewRequestWithContext(context.Background(), method, at+path, nil)
