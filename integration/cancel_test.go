@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
@@ -25,8 +25,8 @@ const (
 )
 
 // cancelPoints are where a run is cancelled.
-var cancelPoints = []hook.Point{
-	hook.StreamOpen, hook.CommitBegin, hook.HandlerBegin, hook.HandlerEnd, hook.CommitSend, hook.CommitAnswer, hook.CommitDone,
+var cancelPoints = []fault.Point{
+	fault.StreamOpen, fault.CommitBegin, fault.HandlerBegin, fault.HandlerEnd, fault.CommitSend, fault.CommitAnswer, fault.CommitDone,
 }
 
 // leftovers are the goroutines of this library that are still there.
@@ -82,7 +82,7 @@ func TestCancel(t *testing.T) {
 		for round := range n {
 			target := cancelPoints[c.rng.IntN(len(cancelPoints))]
 			skip, blocks := c.rng.IntN(30), round%2 == 1
-			if target == hook.StreamOpen {
+			if target == fault.StreamOpen {
 				skip = c.rng.IntN(2) // one to see whether it may, one to follow
 			}
 			type event struct {
@@ -94,7 +94,7 @@ func TestCancel(t *testing.T) {
 			var mu sync.Mutex
 			var g *running
 			started := make(chan struct{})
-			hook.On(func(p hook.Point) {
+			fault.Global.OnReach(func(p fault.Point) {
 				mu.Lock()
 				skip--
 				now := p == target && skip < 0
@@ -125,7 +125,7 @@ func TestCancel(t *testing.T) {
 			must(t, e.err)
 			took := c.endsWithin(g, e.when, stopTimeout+stopMargin)
 			slowest = max(slowest, took)
-			hook.On(nil)
+			fault.Global.OnReach(nil)
 			must(t, c.server.Resume())
 			what := fmt.Sprintf("%s, sink blocked: %t", target, blocks)
 			at[what]++
@@ -137,7 +137,7 @@ func TestCancel(t *testing.T) {
 				g.stop()
 			}
 		}
-		t.Cleanup(func() { hook.On(nil) })
+		t.Cleanup(func() { fault.Global.OnReach(nil) })
 		keys := make([]string, 0, len(at))
 		for k, n := range at {
 			keys = append(keys, fmt.Sprintf("%s: %d", k, n))
@@ -162,9 +162,9 @@ func TestCancelInTrouble(t *testing.T) {
 			shown  func(g *running) bool
 			finish func()
 		}{
-			{"the sink hangs", func(*running) { a.at(hook.HandlerBegin, func() { must(t, c.server.Pause()) }); c.nudge() }, nil, func() { must(t, c.server.Resume()) }},
+			{"the sink hangs", func(*running) { a.at(fault.HandlerBegin, func() { must(t, c.server.Pause()) }); c.nudge() }, nil, func() { must(t, c.server.Resume()) }},
 			{
-				"the sink is gone", func(*running) { a.at(hook.CommitSend, func() { must(t, c.server.Kill()) }); c.nudge() },
+				"the sink is gone", func(*running) { a.at(fault.CommitSend, func() { must(t, c.server.Kill()) }); c.nudge() },
 				func(g *running) bool { return g.Status().Retries >= int64(effort.Rounds(2)) }, func() { must(t, c.server.Restart(t.Context())) },
 			},
 			{
@@ -225,7 +225,7 @@ func TestCancelControl(t *testing.T) {
 		c.step(20)
 		c.exact(g)
 		paused := make(chan error, 1)
-		a.at(hook.CommitSend, func() { paused <- c.server.Pause() })
+		a.at(fault.CommitSend, func() { paused <- c.server.Pause() })
 		c.nudge()
 		must(t, <-paused)
 		g.cancel()
@@ -262,7 +262,7 @@ func lateAfterCancel(t *testing.T) (*kept, *running) {
 		c.exact(g)
 	}
 	onItsWay := make(chan struct{})
-	a.at(hook.CommitSend, func() {
+	a.at(fault.CommitSend, func() {
 		c.toSink.ToServer.HoldAfter(0)
 		reached := c.toSink.ToServer.Reached()
 		go func() { <-reached; close(onItsWay) }()
@@ -290,7 +290,7 @@ func TestCancelLateCommit(t *testing.T) {
 
 // Without the comparison of term and sequence it is applied once more.
 func TestCancelLateCommitControl(t *testing.T) {
-	without(t, hook.FenceTerm, hook.FenceSequence)
+	without(t, fault.FenceTerm, fault.FenceSequence)
 	c, g := lateAfterCancel(t)
 	c.inexact(g)
 }

@@ -16,7 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/tidemark-go/tidemark/integration/internal/chaos"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -56,13 +56,13 @@ func proxied(t testing.TB, dsn string) (*chaos.Proxy, *pgxpool.Pool) {
 // goroutine that comes there first.
 type ambush struct {
 	mu    sync.Mutex
-	point hook.Point
+	point fault.Point
 	do    func()
 }
 
 func newAmbush(t testing.TB) *ambush {
 	a := new(ambush)
-	hook.On(func(at hook.Point) {
+	fault.Global.OnReach(func(at fault.Point) {
 		a.mu.Lock()
 		do := a.do
 		if do == nil || a.point != at {
@@ -73,18 +73,18 @@ func newAmbush(t testing.TB) *ambush {
 		a.mu.Unlock()
 		do()
 	})
-	t.Cleanup(func() { hook.On(nil) })
+	t.Cleanup(func() { fault.Global.OnReach(nil) })
 	return a
 }
 
-func (a *ambush) at(p hook.Point, do func()) {
+func (a *ambush) at(p fault.Point, do func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.point, a.do = p, do
 }
 
 // freeze is an ambush that keeps the goroutine at the point, until it is thawed.
-func (a *ambush) freeze(t testing.TB, p hook.Point) *frozen {
+func (a *ambush) freeze(t testing.TB, p fault.Point) *frozen {
 	f := &frozen{arrived: make(chan struct{}), wake: make(chan struct{})}
 	a.at(p, func() { close(f.arrived); <-f.wake })
 	t.Cleanup(f.thaw)

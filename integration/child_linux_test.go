@@ -25,22 +25,22 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // childSetup is what a child process is told, as JSON in childVariable.
 type childSetup struct {
 	MongoDB, Database string
 	Postgres          string
-	Page              string       // the file of the page of points, for kill
-	Outside           bool         // write the ledger's increments outside of the transaction, for kill
-	Style             style        // of the projection, for stopped
-	Place             place        // of the model, for orders
-	Sink, Model       string       // connection string and, in MongoDB, database, in Elasticsearch, prefix
-	Freeze            string       // the file that makes it stop in its next commit of changes, for orders and ledger
-	Point             hook.Point   // where to wait to be killed, for rebuild, or to stop itself, for ledger
-	Passes            int          // the how manyth time there, for rebuild
-	Without           []hook.Guard // that are off, for ledger
+	Page              string        // the file of the page of points, for kill
+	Outside           bool          // write the ledger's increments outside of the transaction, for kill
+	Style             style         // of the projection, for stopped
+	Place             place         // of the model, for orders
+	Sink, Model       string        // connection string and, in MongoDB, database, in Elasticsearch, prefix
+	Freeze            string        // the file that makes it stop in its next commit of changes, for orders and ledger
+	Point             fault.Point   // where to wait to be killed, for rebuild, or to stop itself, for ledger
+	Passes            int           // the how manyth time there, for rebuild
+	Without           []fault.Guard // that are off, for ledger
 }
 
 const childVariable = "TIDEMARK_TEST_CHILD"
@@ -168,9 +168,9 @@ const counts = 32
 type page struct{ words *[64]atomic.Uint64 }
 
 // pagePoints are the points that are noted: those of the commit stage.
-var pagePoints = []hook.Point{
-	"", hook.CommitBegin, hook.HandlerBegin, hook.HandlerEnd, hook.CommitSend, hook.CommitAnswer, hook.CommitDone, hook.CommitRetry,
-	hook.ChunkRead, hook.SwitchBegin, hook.SwitchDone,
+var pagePoints = []fault.Point{
+	"", fault.CommitBegin, fault.HandlerBegin, fault.HandlerEnd, fault.CommitSend, fault.CommitAnswer, fault.CommitDone, fault.CommitRetry,
+	fault.ChunkRead, fault.SwitchBegin, fault.SwitchDone,
 }
 
 // newPage makes the file of a page.
@@ -202,21 +202,21 @@ func openPage(path string) (p page, unmap func(), err error) {
 }
 
 // note says that slot has come to a point.
-func (p page) note(slot int, at hook.Point) {
+func (p page) note(slot int, at fault.Point) {
 	n := slices.Index(pagePoints, at)
 	p.words[slot].Store((p.words[slot].Load()>>8+1)<<8 | uint64(n))
 }
 
 // count counts a point, whoever passes it.
-func (p page) count(at hook.Point) { p.words[counts+slices.Index(pagePoints, at)].Add(1) }
+func (p page) count(at fault.Point) { p.words[counts+slices.Index(pagePoints, at)].Add(1) }
 
 // passed is how often a point was passed that is counted.
-func (p page) passed(at hook.Point) uint64 {
+func (p page) passed(at fault.Point) uint64 {
 	return p.words[counts+slices.Index(pagePoints, at)].Load()
 }
 
 // last is the point that slot passed last, and how many points it has passed.
-func (p page) last(slot int) (hook.Point, uint64) {
+func (p page) last(slot int) (fault.Point, uint64) {
 	w := p.words[slot].Load()
 	return pagePoints[w&0xff], w >> 8
 }
@@ -230,8 +230,8 @@ func (p page) reset() {
 
 // committing says whether a point lies between the entry of the handler and the
 // answer to COMMIT: where a kill finds the effects begun and the outcome open.
-func committing(at hook.Point) bool {
-	return slices.Contains([]hook.Point{hook.HandlerBegin, hook.HandlerEnd, hook.CommitSend}, at)
+func committing(at fault.Point) bool {
+	return slices.Contains([]fault.Point{fault.HandlerBegin, fault.HandlerEnd, fault.CommitSend}, at)
 }
 
 // slots knows which goroutine is the commit stage of which projection: its Runner logs

@@ -13,13 +13,13 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
 // frozenProcess has a process stopped by SIGSTOP when it comes to a point, for longer than
 // another one needs to take over and to change and delete the same documents, and continued.
-func frozenProcess(t *testing.T, point hook.Point, without ...hook.Guard) (c *kept, next *running, process *child) {
+func frozenProcess(t *testing.T, point fault.Point, without ...fault.Guard) (c *kept, next *running, process *child) {
 	c = keep(t, inElasticsearch, keeping{})
 	_, path := newPage(t)
 	setup := childSetup{
@@ -60,9 +60,9 @@ func frozenProcess(t *testing.T, point hook.Point, without ...hook.Guard) (c *ke
 // checkpoint. When it is continued it ends, and the index is as it was.
 func TestElasticFrozenProcess(t *testing.T) {
 	t.Parallel()
-	points := []hook.Point{hook.HandlerEnd, hook.CommitSend}
+	points := []fault.Point{fault.HandlerEnd, fault.CommitSend}
 	if effort.Rounds(2) < 2 {
-		points = []hook.Point{points[rand.IntN(2)]}
+		points = []fault.Point{points[rand.IntN(2)]}
 	}
 	for _, point := range points {
 		t.Run(string(point), func(t *testing.T) {
@@ -76,7 +76,7 @@ func TestElasticFrozenProcess(t *testing.T) {
 	}
 	// Without a look at the checkpoint, and without versions, what it sends does harm.
 	t.Run("control", func(t *testing.T) {
-		c, next, _ := frozenProcess(t, hook.HandlerEnd, hook.FenceTerm, hook.FenceSequence, hook.RowVersion)
+		c, next, _ := frozenProcess(t, fault.HandlerEnd, fault.FenceTerm, fault.FenceSequence, fault.RowVersion)
 		until(t, 30*time.Second, "the index is wrong", func() bool { return c.compare() != "" })
 		next.stop()
 	})

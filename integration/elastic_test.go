@@ -28,7 +28,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/elasticsearch"
 )
@@ -498,7 +498,7 @@ func TestElasticNodeKilled(t *testing.T) {
 		c.commits(g, 3)
 		killed := make(chan struct{})
 		later := time.Duration(c.rng.Int64N(int64(20 * time.Millisecond)))
-		a.at([]hook.Point{hook.HandlerEnd, hook.CommitSend}[round%2], func() {
+		a.at([]fault.Point{fault.HandlerEnd, fault.CommitSend}[round%2], func() {
 			time.AfterFunc(later, func() {
 				if err := node.Kill(); err != nil {
 					t.Error(err)
@@ -556,7 +556,7 @@ func TestElasticLateRequest(t *testing.T) {
 		t.Errorf("the index differs from the source (-source +index):\n%s", diff)
 	}
 	t.Run("control", func(t *testing.T) {
-		without(t, hook.RowVersion)
+		without(t, fault.RowVersion)
 		if lateRequest(t).compare() == "" {
 			t.Error("without versions it does no harm either: the test proves nothing")
 		}
@@ -582,7 +582,7 @@ func replayed(t *testing.T) (c *kept, g *running, held *barrier) {
 	c.exact(g)
 	g.stop()
 	must(t, m.ask(t.Context(), http.MethodPut, path, old.Source, nil))
-	held = holdAt(t, hook.HandlerBegin, 4)
+	held = holdAt(t, fault.HandlerBegin, 4)
 	g = c.start(projector.Options{BatchChanges: 20})
 	held.wait()
 	return c, g, held
@@ -608,7 +608,7 @@ func TestElasticOlderCheckpoint(t *testing.T) {
 		g.stop()
 	}
 	t.Run("control", func(t *testing.T) {
-		without(t, hook.RowVersion)
+		without(t, fault.RowVersion)
 		c, _, held := replayed(t)
 		if inTheMiddle(c) == "" {
 			t.Error("without versions no document is older: the test proves nothing")
@@ -672,7 +672,7 @@ func TestElasticMovedBetweenIndices(t *testing.T) {
 		t.Errorf("the indices differ from the source (-source +indices):\n%s", diff)
 	}
 	t.Run("control", func(t *testing.T) {
-		without(t, hook.RouteDelete)
+		without(t, fault.RouteDelete)
 		if routedDifference(t, 1) == "" {
 			t.Error("documents are in no other index without the guard either: the test proves nothing")
 		}

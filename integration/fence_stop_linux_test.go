@@ -17,7 +17,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -29,8 +29,8 @@ func init() { roles["stopped"] = func(ctx context.Context) error { return inChil
 func runHits(ctx context.Context) func(childSetup, *mongo.Database, *pgxpool.Pool) error {
 	return func(s childSetup, db *mongo.Database, pool *pgxpool.Pool) error {
 		var marked atomic.Bool
-		hook.On(func(at hook.Point) {
-			if at == hook.CommitSend && marked.CompareAndSwap(true, false) {
+		fault.Global.OnReach(func(at fault.Point) {
+			if at == fault.CommitSend && marked.CompareAndSwap(true, false) {
 				// To this very thread: with another one to take the signal, this one would
 				// go on for a moment, and could send the COMMIT.
 				runtime.LockOSThread()

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -76,7 +76,7 @@ func frozenBefore(t *testing.T, s style) *takeover {
 	o := &takeover{counting: c, style: s, ambush: a}
 	o.old = c.begun(run(t, c.runner(s.projection(), poolOn(t, c.dsn), projector.Options{})))
 	c.warm(o.old)
-	f := a.freeze(t, hook.CommitSend)
+	f := a.freeze(t, fault.CommitSend)
 	o.held = f.thaw
 	c.insert("frozen", 10)
 	wait(t, "the owner is at its COMMIT", f.arrived)
@@ -96,9 +96,9 @@ func frozenInside(t *testing.T, s style, part float64) *takeover {
 	c.warm(o.old)
 
 	// Once without a fault, to know how many bytes there are.
-	point, page, n := hook.CommitSend, "frozen #", 300
+	point, page, n := fault.CommitSend, "frozen #", 300
 	if s == copied {
-		point, page, n = hook.HandlerBegin, "copied", 10
+		point, page, n = fault.HandlerBegin, "copied", 10
 	}
 	var before int64
 	a.at(point, func() { before = proxy.ToServer.Passed() })
@@ -162,7 +162,7 @@ func TestFenceInCopy(t *testing.T) {
 func TestFenceByTermAlone(t *testing.T) {
 	o := frozenBefore(t, queued)
 	before := o.sequence()
-	committing := o.ambush.freeze(t, hook.CommitBegin)
+	committing := o.ambush.freeze(t, fault.CommitBegin)
 	defer committing.thaw()
 	next := run(t, o.runner(o.style.projection(), o.pool, projector.Options{}))
 	wait(t, "the new owner is at its first commit", committing.arrived)
@@ -182,10 +182,10 @@ func TestFenceByTermAlone(t *testing.T) {
 
 // Without the comparison of the term the old owner still writes.
 func TestFenceControlByTermAlone(t *testing.T) {
-	defer hook.Disable(hook.FenceTerm)()
+	defer fault.Global.Disable(fault.FenceTerm)()
 	o := frozenBefore(t, queued)
 	before := o.sequence()
-	committing := o.ambush.freeze(t, hook.CommitBegin)
+	committing := o.ambush.freeze(t, fault.CommitBegin)
 	defer committing.thaw()
 	run(t, o.runner(o.style.projection(), o.pool, projector.Options{}))
 	wait(t, "the new owner is at its first commit", committing.arrived)
@@ -196,7 +196,7 @@ func TestFenceControlByTermAlone(t *testing.T) {
 // Without the comparison of term and sequence the old owner's commit is applied over
 // its successor's.
 func TestFenceControl(t *testing.T) {
-	defer hook.Disable(hook.FenceTerm, hook.FenceSequence)()
+	defer fault.Global.Disable(fault.FenceTerm, fault.FenceSequence)()
 	o := frozenBefore(t, queued)
 	next, _ := o.takeOver()
 	next.stop() // or it would be overrun in its turn
@@ -206,7 +206,7 @@ func TestFenceControl(t *testing.T) {
 // Where the fence matches no row but does not raise, the COMMIT sent along with it
 // commits the old owner's writes.
 func TestFenceControlSilent(t *testing.T) {
-	defer hook.Disable(hook.FenceRaises)()
+	defer fault.Global.Disable(fault.FenceRaises)()
 	o := frozenInside(t, queued, 0)
 	next, _ := o.takeOver()
 	next.stop()
@@ -233,7 +233,7 @@ func (o *takeover) zombieWrites() {
 
 // A new owner that ends nobody is held up for as long as the old one is frozen.
 func TestFenceControlBlocked(t *testing.T) {
-	defer hook.Disable(hook.EndBlockers)()
+	defer fault.Global.Disable(fault.EndBlockers)()
 	const limit = takeoverLimit + time.Second
 	next := map[string]*running{}
 	for name, o := range map[string]*takeover{

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -98,8 +98,8 @@ func TestGroupKeepsTheOthersGoing(t *testing.T) {
 		t.Errorf("the third ended with %v", err)
 	}
 
-	t.Run("control without "+string(hook.IsolateRunner), func(t *testing.T) {
-		without(t, hook.IsolateRunner)
+	t.Run("control without "+string(fault.IsolateRunner), func(t *testing.T) {
+		without(t, fault.IsolateRunner)
 		well := f.runner(mirror("well"), projector.Options{})
 		g := runGroup(t, projector.Group{f.runner(unwilling("failing"), projector.Options{}), well})
 		wait(t, "one that fails takes the other with it", g.done)

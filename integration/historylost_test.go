@@ -19,7 +19,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/reconcile"
 	"github.com/tidemark-go/tidemark/sinks/elasticsearch"
@@ -323,17 +323,17 @@ type barrier struct {
 }
 
 // holdAt holds up whoever comes to the point first once skip have passed, until release is called.
-func holdAt(t testing.TB, point hook.Point, skip int64) *barrier {
+func holdAt(t testing.TB, point fault.Point, skip int64) *barrier {
 	released := make(chan struct{})
 	b := &barrier{t: t, reached: make(chan struct{}), release: sync.OnceFunc(func() { close(released) })}
 	var passed atomic.Int64
-	hook.On(func(p hook.Point) {
+	fault.Global.OnReach(func(p fault.Point) {
 		if p == point && passed.Add(1) == skip+1 {
 			close(b.reached)
 			<-released
 		}
 	})
-	t.Cleanup(func() { b.release(); hook.On(nil) })
+	t.Cleanup(func() { b.release(); fault.Global.OnReach(nil) })
 	return b
 }
 
@@ -451,8 +451,8 @@ func TestHistoryLost(t *testing.T) {
 			t.Run(way.name+" "+string(p), func(t *testing.T) { way.lose(t, uri, p) })
 		}
 	}
-	t.Run("control without "+string(hook.TerminalCodes), func(t *testing.T) {
-		without(t, hook.TerminalCodes)
+	t.Run("control without "+string(fault.TerminalCodes), func(t *testing.T) {
+		without(t, fault.TerminalCodes)
 		r := newRecovery(t, uri, inMongoDB, 100)
 		dead, _ := r.begun()
 		r.step(20)
@@ -492,7 +492,7 @@ func lostMidStream(t *testing.T, uri string, p place) {
 	g := r.start(projector.Options{Reconcile: small, BufferBytes: 64 << 10})
 	r.exact(g)
 	generation := r.stored().Generation
-	held := holdAt(t, hook.CommitBegin, 0)
+	held := holdAt(t, fault.CommitBegin, 0)
 	r.step(10)
 	held.wait()
 	r.flood()
@@ -529,7 +529,7 @@ func lostAgain(t *testing.T, uri string, p place) {
 	dead, _ := r.begun()
 	r.step(50)
 	r.lose()
-	held := holdAt(t, hook.ChunkRead, 1)
+	held := holdAt(t, fault.ChunkRead, 1)
 	g := r.start(projector.Options{Reconcile: small, BufferBytes: 64 << 10})
 	held.wait()
 	r.flood()
@@ -746,7 +746,7 @@ func (s *faultyStream) meets(at string, data ...bson.E) {
 	}
 	// When it is opened again, after it was broken.
 	armed := make(chan func(), 1)
-	s.ambush.at(hook.StreamReopens, func() { armed <- s.times(1, "aggregate", data...) })
+	s.ambush.at(fault.StreamReopens, func() { armed <- s.times(1, "aggregate", data...) })
 	s.times(1, "getMore", bson.E{Key: "closeConnection", Value: true})
 	s.insert(1)
 	select {

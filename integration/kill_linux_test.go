@@ -21,7 +21,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -41,8 +41,8 @@ func runOrders(ctx context.Context) func(childSetup, *mongo.Database, *pgxpool.P
 		}
 		defer unmap()
 		var stages slots
-		hook.On(func(at hook.Point) {
-			if at == hook.StreamOpen || at == hook.StreamReopens {
+		fault.Global.OnReach(func(at fault.Point) {
+			if at == fault.StreamOpen || at == fault.StreamReopens {
 				return
 			}
 			if slot, ok := stages.current(); ok {
@@ -79,8 +79,8 @@ func runLedger(ctx context.Context) func(childSetup, *mongo.Database, *pgxpool.P
 			return err
 		}
 		defer unmap()
-		defer hook.Disable(s.Without...)()
-		hook.On(func(at hook.Point) {
+		defer fault.Global.Disable(s.Without...)()
+		fault.Global.OnReach(func(at fault.Point) {
 			if slices.Contains(pagePoints, at) {
 				p.note(0, at)
 				p.count(at)
@@ -137,7 +137,7 @@ type killing struct {
 	written atomic.Int64
 	failed  atomic.Pointer[error]
 	stored  map[string]projector.Checkpoint // the last ones seen
-	deaths  map[hook.Point]int
+	deaths  map[fault.Point]int
 }
 
 func newKilling(t *testing.T, outside bool) *killing {
@@ -147,7 +147,7 @@ func newKilling(t *testing.T, outside bool) *killing {
 		t.Fatal(err)
 	}
 	dsn := postgresDSN(t)
-	k := &killing{t: t, db: source(t), pool: poolOn(t, dsn), rng: seeded(t), deaths: map[hook.Point]int{}, stored: map[string]projector.Checkpoint{}}
+	k := &killing{t: t, db: source(t), pool: poolOn(t, dsn), rng: seeded(t), deaths: map[fault.Point]int{}, stored: map[string]projector.Checkpoint{}}
 	createOrders(t, k.db)
 	var path string
 	k.page, path = newPage(t)
@@ -200,7 +200,7 @@ func (k *killing) write() {
 // kill ends the child when the commit stage of a projection has passed the target, and
 // then some: at a random moment where there is none. It gives the point that the
 // stage had in fact passed last when the process died.
-func (k *killing) kill(slot int, target hook.Point) hook.Point {
+func (k *killing) kill(slot int, target fault.Point) fault.Point {
 	k.t.Helper()
 	_, began := k.page.last(slot)
 	skip := began + uint64(k.rng.IntN(40))
@@ -329,11 +329,11 @@ func (k *killing) changesSince() (n int64) {
 // (killed between two changes of one transaction).
 func TestKill(t *testing.T) {
 	k := newKilling(t, false)
-	targets := []hook.Point{hook.HandlerBegin, hook.HandlerEnd, hook.CommitSend, hook.CommitSend}
+	targets := []fault.Point{fault.HandlerBegin, fault.HandlerEnd, fault.CommitSend, fault.CommitSend}
 	n, inside := max(10, effort.Rounds(50)), 0
 	for round := range n {
 		slot := k.rng.IntN(len(orderModels))
-		target := hook.Point("")
+		target := fault.Point("")
 		if round%6 < 5 {
 			target = targets[k.rng.IntN(len(targets))]
 		}
@@ -398,8 +398,8 @@ func killIn(t *testing.T, p place) {
 	process := start()
 	c.committed(process, 1) // where it begins
 	c.write()
-	targets := []hook.Point{"", hook.HandlerBegin, hook.HandlerEnd, hook.CommitSend, hook.CommitSend, hook.CommitAnswer}
-	n, deaths := max(3, effort.Rounds(20)), map[hook.Point]int{}
+	targets := []fault.Point{"", fault.HandlerBegin, fault.HandlerEnd, fault.CommitSend, fault.CommitSend, fault.CommitAnswer}
+	n, deaths := max(3, effort.Rounds(20)), map[fault.Point]int{}
 	stored := c.stored()
 	for round := range n {
 		target := targets[c.rng.IntN(len(targets))]
@@ -461,7 +461,7 @@ func (c *kept) caughtUp(process *child) string {
 func TestKillControl(t *testing.T) {
 	k := newKilling(t, true)
 	for round := range 20 {
-		at := k.kill(ledgerSlot, hook.HandlerBegin)
+		at := k.kill(ledgerSlot, fault.HandlerBegin)
 		k.start()
 		diff := k.compare()
 		t.Logf("kill %d: died after %q, models differ: %t", round+1, at, diff != "")

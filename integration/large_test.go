@@ -13,7 +13,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/internal/chaos"
 	"github.com/tidemark-go/tidemark/integration/services/serve"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -61,8 +61,8 @@ func TestLargeChangesAreApplied(t *testing.T) {
 		r.stop()
 	}
 
-	t.Run("control without "+string(hook.SplitEvents), func(t *testing.T) {
-		without(t, hook.SplitEvents)
+	t.Run("control without "+string(fault.SplitEvents), func(t *testing.T) {
+		without(t, fault.SplitEvents)
 		ends[*projector.EventTooLargeError](t, run(t, f.runner(rollupOf("unsplit"), projector.Options{})))
 	})
 }
@@ -87,7 +87,7 @@ func TestLargeChangesSurviveAStopBetweenFragments(t *testing.T) {
 	g.level(f.db)
 	a := newAmbush(t)
 	stopped := make(chan struct{})
-	a.at(hook.StreamReopens, func() { g.cancel(); close(stopped) })
+	a.at(fault.StreamReopens, func() { g.cancel(); close(stopped) })
 	// The insert (9 MB) and the first fragment of the replacement (9 MB) pass, the
 	// second is cut off in its middle.
 	proxy.ToClient.CutAfter(23 << 20)
@@ -114,12 +114,12 @@ func TestLargeChangesAreResumedAfter(t *testing.T) {
 	g.level(f.db)
 	stopped := make(chan struct{})
 	var once sync.Once
-	hook.On(func(at hook.Point) {
-		if at == hook.CommitDone && g.Status().Changes == 2 { // before an idle position can be stored
+	fault.Global.OnReach(func(at fault.Point) {
+		if at == fault.CommitDone && g.Status().Changes == 2 { // before an idle position can be stored
 			once.Do(func() { g.cancel(); close(stopped) })
 		}
 	})
-	t.Cleanup(func() { hook.On(nil) })
+	t.Cleanup(func() { fault.Global.OnReach(nil) })
 	_, err := f.coll().InsertOne(t.Context(), bson.D{{Key: "_id", Value: "big"}, {Key: "n", Value: 1}, {Key: "pad", Value: pad("a", 9)}})
 	must(t, err)
 	_, err = f.coll().ReplaceOne(t.Context(), bson.D{{Key: "_id", Value: "big"}}, bson.D{{Key: "n", Value: 2}, {Key: "pad", Value: pad("b", 9.5)}})
@@ -158,8 +158,8 @@ func TestLargeChangesEndOnServersThatCannotSplit(t *testing.T) {
 	if n := selectOne[int64](t, f.pool, "select contributions from large_sums.sums where name = ''"); n != 1 {
 		t.Errorf("the insert before it was not applied: %d", n)
 	}
-	t.Run("control without "+string(hook.TerminalCodes), func(t *testing.T) {
-		without(t, hook.TerminalCodes)
+	t.Run("control without "+string(fault.TerminalCodes), func(t *testing.T) {
+		without(t, fault.TerminalCodes)
 		before := opened()
 		g := f.run(rollupOf("large_sums"))
 		until(t, 30*time.Second, "the stream is opened over and over", func() bool { return opened()-before > 7 })

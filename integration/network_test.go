@@ -11,7 +11,7 @@ import (
 	"github.com/tidemark-go/tidemark/integration/internal/chaos"
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
 )
@@ -123,7 +123,7 @@ func TestNetworkLostAnswers(t *testing.T) {
 
 func TestNetworkLostAnswersControl(t *testing.T) {
 	everySinkOfPlaces(t, func(t *testing.T, p place) {
-		without(t, hook.ReadBack, hook.FenceSequence)
+		without(t, fault.ReadBack, fault.FenceSequence)
 		c := keep(t, p, keeping{own: p == inSource, proxied: true, opts: []mongodb.Option{mongodb.TimeLimit(2 * time.Second)}})
 		a := newAmbush(t)
 		g := c.start(projector.Options{})
@@ -238,7 +238,7 @@ func TestNetworkSilence(t *testing.T) {
 }
 
 func TestNetworkSilenceControl(t *testing.T) {
-	without(t, hook.StreamWatch)
+	without(t, fault.StreamWatch)
 	for range 3 { // on a machine that is too busy the driver may break the connection itself
 		if !silent(t, 5*time.Second) {
 			return

@@ -25,7 +25,7 @@ import (
 	"github.com/tidemark-go/tidemark/integration/internal/chaos"
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
@@ -692,7 +692,7 @@ func (c *kept) unanswered(a *ambush, then func()) (met func() bool) {
 		defer cancel()
 		before, err := c.model.checkpoint(ctx)
 		if err != nil || handled.Load() == calls {
-			a.at(hook.CommitSend, inCommit)
+			a.at(fault.CommitSend, inCommit)
 			return
 		}
 		c.toSink.ToClient.HoldAfter(0)
@@ -704,7 +704,7 @@ func (c *kept) unanswered(a *ambush, then func()) (met func() bool) {
 			done.Store(effect)
 		}()
 	}
-	a.at(hook.CommitSend, inCommit)
+	a.at(fault.CommitSend, inCommit)
 	return done.Load
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/reconcile"
 )
@@ -77,11 +77,11 @@ func TestProgressNeverFalls(t *testing.T) {
 			name := "first load"
 			told := new(told)
 			o := projector.Options{Reconcile: reconcile.Snapshot{Mode: mode, ChunkRows: 40, OnProgress: told.progress}}
-			held := holdAt(t, hook.ChunkRead, 3)
+			held := holdAt(t, fault.ChunkRead, 3)
 			if mode == projector.Reset { // of a model that is there
 				r.begun()
 				name = "by hand"
-				held = holdAt(t, hook.ChunkRead, 3)
+				held = holdAt(t, fault.ChunkRead, 3)
 			}
 			g := r.start(o)
 			if mode == projector.Reset {
@@ -112,7 +112,7 @@ func TestProgressNeverFalls(t *testing.T) {
 func TestProgressStates(t *testing.T) {
 	inBothSinks(t, func(t *testing.T, p place) {
 		r := shared(t, p, 200)
-		held := holdAt(t, hook.ChunkRead, 1)
+		held := holdAt(t, fault.ChunkRead, 1)
 		g := r.rebuilding()
 		demand := func(when string, state projector.RunState, rebuild bool) {
 			t.Helper()
@@ -132,7 +132,7 @@ func TestProgressStates(t *testing.T) {
 			g.stop()
 			g = r.start(projector.Options{Reconcile: reconcile.Snapshot{Mode: mode, ChunkRows: 40}})
 			r.exact(g)
-			held := holdAt(t, hook.ChunkRead, 1)
+			held := holdAt(t, fault.ChunkRead, 1)
 			result := make(chan error, 1)
 			go func() { result <- g.Rebuild(t.Context()) }()
 			held.wait()
@@ -194,7 +194,7 @@ func TestProgressWaitFor(t *testing.T) {
 			r.exact(g)
 			idle(g)                        // or the call would be about the first load
 			long := operationTime(t, r.db) // which the model has had
-			held := holdAt(t, hook.ChunkRead, 1)
+			held := holdAt(t, fault.ChunkRead, 1)
 			rebuilt := make(chan error, 1)
 			go func() { rebuilt <- g.Rebuild(t.Context()) }()
 			held.wait()

@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -48,8 +48,8 @@ func TestQuietCollectionKeepsItsPlace(t *testing.T) {
 	}
 	g.stop()
 
-	t.Run("control without "+string(hook.IdlePosition), func(t *testing.T) {
-		without(t, hook.IdlePosition)
+	t.Run("control without "+string(fault.IdlePosition), func(t *testing.T) {
+		without(t, fault.IdlePosition)
 		down().stop()
 		ends[*projector.HistoryLostError](t, f.run(mirror("quiet")))
 	})

@@ -14,7 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/reconcile"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
@@ -170,27 +170,27 @@ func (c *controlled) startedOver(wrong string) string {
 func TestRebuildLiveControls(t *testing.T) {
 	for _, control := range []struct {
 		name  string
-		guard hook.Guard
+		guard fault.Guard
 		run   func(*controlled) (wrong string)
 	}{
-		{"changes beyond the frontier are applied", hook.Frontier, (*controlled).meddled},
-		{"a chunk is read at another time than its place", hook.ChunkAt, (*controlled).meddled},
-		{"changes are applied while a chunk is read", hook.ChunkHold, (*controlled).meddled},
-		{"the position moves on without proof", hook.ChunkProof, (*controlled).unproven},
-		{"the last chunk has an upper bound", hook.ChunkDone, (*controlled).afterTheLast},
-		{"a collection that is dropped is read by its name alone", hook.ChunkUUID, func(c *controlled) string {
+		{"changes beyond the frontier are applied", fault.Frontier, (*controlled).meddled},
+		{"a chunk is read at another time than its place", fault.ChunkAt, (*controlled).meddled},
+		{"changes are applied while a chunk is read", fault.ChunkHold, (*controlled).meddled},
+		{"the position moves on without proof", fault.ChunkProof, (*controlled).unproven},
+		{"the last chunk has an upper bound", fault.ChunkDone, (*controlled).afterTheLast},
+		{"a collection that is dropped is read by its name alone", fault.ChunkUUID, func(c *controlled) string {
 			return c.replaced(func(ctx context.Context) error { return c.writer.orders.Drop(ctx) })
 		}},
-		{"a collection that is renamed is read by its name alone", hook.ChunkUUID, func(c *controlled) string {
+		{"a collection that is renamed is read by its name alone", fault.ChunkUUID, func(c *controlled) string {
 			return c.replaced(func(ctx context.Context) error {
 				name := c.db.Name() + ".orders"
 				return c.db.Client().Database("admin").RunCommand(ctx, bson.D{{Key: "renameCollection", Value: name}, {Key: "to", Value: name + "_old"}}).Err()
 			})
 		}},
-		{"rows and frontier are two commits", hook.ChunkFrontier, (*controlled).takenOver},
-		{"a chunk is read in the middle of a transaction", hook.ChunkSettled, (*controlled).cutOpen},
-		{"the switch goes back in time", hook.SwitchOrder, (*controlled).switched},
-		{"what is left over stays", hook.Sweep, (*controlled).leftOver},
+		{"rows and frontier are two commits", fault.ChunkFrontier, (*controlled).takenOver},
+		{"a chunk is read in the middle of a transaction", fault.ChunkSettled, (*controlled).cutOpen},
+		{"the switch goes back in time", fault.SwitchOrder, (*controlled).switched},
+		{"what is left over stays", fault.Sweep, (*controlled).leftOver},
 	} {
 		t.Run(control.name, func(t *testing.T) {
 			t.Run("with the guard", func(t *testing.T) {
@@ -277,13 +277,13 @@ func (c *controlled) replaced(remove func(context.Context) error) string {
 func (c *controlled) takenOver() string {
 	frozen := &frozen{arrived: make(chan struct{}), wake: make(chan struct{})}
 	var n atomic.Int64
-	hook.On(func(at hook.Point) {
-		if at == hook.ChunkRead && n.Add(1) == 2 {
+	fault.Global.OnReach(func(at fault.Point) {
+		if at == fault.ChunkRead && n.Add(1) == 2 {
 			close(frozen.arrived)
 			<-frozen.wake
 		}
 	})
-	defer hook.On(nil)
+	defer fault.Global.OnReach(nil)
 	defer frozen.thaw()
 	first := c.begin(projector.Options{})
 	wait(c, "the second chunk", frozen.arrived)
@@ -336,22 +336,22 @@ func (c *controlled) switched() (wrong string) {
 	}
 	var read atomic.Bool
 	var passed, seen atomic.Int64
-	hook.On(func(at hook.Point) {
+	fault.Global.OnReach(func(at fault.Point) {
 		switch {
-		case at == hook.ChunkRead:
+		case at == fault.ChunkRead:
 			read.Store(true)
-		case at == hook.CommitDone && read.Load() && passed.Add(1) == 2:
+		case at == fault.CommitDone && read.Load() && passed.Add(1) == 2:
 			// The source is still, so that the first was the only chunk's commit, and this is the
 			// one of the time that the rebuild has caught up with.
 			c.do(c.writer.orders.UpdateOne(context.Background(), byID(2000), add("amount", 1)))
 			until(c, 20*time.Second, "the live model goes on", func() bool { seen.Store(amount()); return seen.Load() == 1 })
-		case at == hook.SwitchDone:
+		case at == fault.SwitchDone:
 			if before, now := seen.Load(), amount(); now < before {
 				wrong = fmt.Sprintf("a reader saw %d, and %d after the switch", before, now)
 			}
 		}
 	})
-	defer hook.On(nil)
+	defer fault.Global.OnReach(nil)
 	must(c, g.Rebuild(c.Context()))
 	if passed.Load() < 2 || seen.Load() != 1 {
 		c.Errorf("it did not come to that: %d commits, %d seen", passed.Load(), seen.Load())

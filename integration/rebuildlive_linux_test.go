@@ -31,7 +31,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/reconcile"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
@@ -61,8 +61,8 @@ func rebuildOrders(ctx context.Context) func(childSetup, *mongo.Database, *pgxpo
 		defer unmap()
 		var builder atomic.Uint64 // the rebuild's goroutine, as opposed to the one that keeps the live model
 		passes := 0
-		hook.On(func(at hook.Point) {
-			if at == hook.ChunkRead || at == hook.SwitchBegin {
+		fault.Global.OnReach(func(at fault.Point) {
+			if at == fault.ChunkRead || at == fault.SwitchBegin {
 				builder.Store(goroutine())
 			}
 			if !slices.Contains(pagePoints, at) || goroutine() != builder.Load() {
@@ -103,7 +103,7 @@ func rebuildOrders(ctx context.Context) func(childSetup, *mongo.Database, *pgxpo
 					}
 					return
 				}
-				p.note(rebuiltSlot, hook.SwitchDone)
+				p.note(rebuiltSlot, fault.SwitchDone)
 			}
 		}()
 		return <-ended
@@ -628,23 +628,23 @@ func TestRebuildLivePoller(t *testing.T) {
 
 // liveTargets are where a rebuild is killed: between a chunk's read and its commit, in the
 // commit, and before, in and after the switch, which ends the first of them.
-var liveTargets = []hook.Point{
-	hook.ChunkRead, hook.CommitSend, hook.SwitchBegin, inSwitch, hook.SwitchDone,
-	hook.HandlerEnd, hook.ChunkRead, hook.CommitSend, hook.CommitBegin, hook.CommitAnswer,
-	hook.HandlerBegin, hook.CommitSend, hook.ChunkRead, hook.HandlerEnd, hook.CommitSend,
-	hook.CommitAnswer, hook.ChunkRead, hook.CommitBegin, hook.CommitSend, hook.ChunkRead,
+var liveTargets = []fault.Point{
+	fault.ChunkRead, fault.CommitSend, fault.SwitchBegin, inSwitch, fault.SwitchDone,
+	fault.HandlerEnd, fault.ChunkRead, fault.CommitSend, fault.CommitBegin, fault.CommitAnswer,
+	fault.HandlerBegin, fault.CommitSend, fault.ChunkRead, fault.HandlerEnd, fault.CommitSend,
+	fault.CommitAnswer, fault.ChunkRead, fault.CommitBegin, fault.CommitSend, fault.ChunkRead,
 }
 
 // inSwitch is while the sink switches.
-const inSwitch hook.Point = "in the switch"
+const inSwitch fault.Point = "in the switch"
 
 // where is the hook's point of a target, and whether what follows it is on its way to a
 // server, so that a process had better be killed a little later.
-func where(target hook.Point) (at hook.Point, inFlight bool) {
+func where(target fault.Point) (at fault.Point, inFlight bool) {
 	if target == inSwitch {
-		return hook.SwitchBegin, true
+		return fault.SwitchBegin, true
 	}
-	return target, target == hook.CommitSend
+	return target, target == fault.CommitSend
 }
 
 func rebuildLive(t *testing.T, set *serve.Mongod, w *liveWriters, p place) {
@@ -675,11 +675,11 @@ func rebuildLive(t *testing.T, set *serve.Mongod, w *liveWriters, p place) {
 	began := time.Now()
 	readers := poll(t, model.glimpse)
 	elections := &shaken{ordering: &ordering{t: t, db: db}, set: set}
-	deaths := map[hook.Point]int{}
+	deaths := map[fault.Point]int{}
 	for n := range kills {
 		setup.Point, setup.Passes = liveTargets[n%len(liveTargets)], 1
 		switch setup.Point {
-		case hook.SwitchBegin, inSwitch, hook.SwitchDone:
+		case fault.SwitchBegin, inSwitch, fault.SwitchDone:
 		default:
 			setup.Passes += rng.IntN(min(10, int(w.keep)/liveChunk))
 		}

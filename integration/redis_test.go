@@ -14,7 +14,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/redis"
 )
@@ -175,7 +175,7 @@ func TestRedisKilled(t *testing.T) {
 		met := func() bool { return false }
 		if round%2 == 0 {
 			later := time.Duration(c.rng.Int64N(int64(3 * time.Millisecond)))
-			a.at(hook.CommitSend, func() { time.AfterFunc(later, kill) })
+			a.at(fault.CommitSend, func() { time.AfterFunc(later, kill) })
 		} else {
 			met = c.unanswered(a, kill)
 		}
@@ -191,7 +191,7 @@ func TestRedisKilled(t *testing.T) {
 	t.Logf("%d steps, %d retries, %d commits that took effect without an answer", c.steps.Load(), g.Status().Retries, unknown)
 	g.stop()
 	t.Run("control", func(t *testing.T) {
-		without(t, hook.ReadBack, hook.FenceSequence)
+		without(t, fault.ReadBack, fault.FenceSequence)
 		c := keep(t, inRedis, keeping{proxied: true})
 		a := newAmbush(t)
 		g := c.start(projector.Options{})
@@ -329,7 +329,7 @@ func TestRedisForeignType(t *testing.T) {
 	c.exact(g)
 	g.stop()
 	t.Run("control", func(t *testing.T) {
-		without(t, hook.CheckTypes)
+		without(t, fault.CheckTypes)
 		_, _, _, err := foreign(t)
 		if !errors.Is(err, projector.ErrHistoryLost) {
 			t.Errorf("without the check nothing is damaged: %v", err)

@@ -19,7 +19,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/reconcile"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
@@ -431,7 +431,7 @@ func TestRefreshNotices(t *testing.T) {
 	for _, guarded := range []bool{true, false} {
 		t.Run(fmt.Sprint("stored ", guarded), func(t *testing.T) {
 			if !guarded {
-				without(t, hook.RefreshPending)
+				without(t, fault.RefreshPending)
 			}
 			s := newShelf(t, inPostgres)
 			s.fill()
@@ -485,12 +485,12 @@ func TestRefreshOnce(t *testing.T) {
 				t.Fatalf("recomputed before the interval was over: %v", calls)
 			}
 			var passed atomic.Int64
-			hook.On(func(p hook.Point) {
-				if p == hook.Recompute {
+			fault.Global.OnReach(func(p fault.Point) {
+				if p == fault.Recompute {
 					passed.Add(1)
 				}
 			})
-			t.Cleanup(func() { hook.On(nil) })
+			t.Cleanup(func() { fault.Global.OnReach(nil) })
 			begun := time.Now()
 			g.level(s.db)
 			t.Logf("waited for %s", time.Since(begun))
@@ -584,7 +584,7 @@ func TestRefreshAhead(t *testing.T) {
 		s.steps(20)
 		until(t, 30*time.Second, "some keys wait", func() bool { return len(s.checkpoint().Pending) > 0 })
 		s.calls()
-		b := holdAt(t, hook.Recompute, 0)
+		b := holdAt(t, fault.Recompute, 0)
 		now := operationTime(t, s.db)
 		waited := make(chan error, 1)
 		go func() { waited <- g.WaitFor(t.Context(), now) }()
@@ -594,7 +594,7 @@ func TestRefreshAhead(t *testing.T) {
 		until(t, 30*time.Second, "the server has forgotten the position", func() bool { return s.forgotten(at) })
 		b.release()
 		must(t, <-waited)
-		hook.On(nil)
+		fault.Global.OnReach(nil)
 		if n := len(s.calls()); n < 2 {
 			t.Errorf("the rows were asked for %d times: the first time was not too late", n)
 		}

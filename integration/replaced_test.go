@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -146,7 +146,7 @@ func TestReplacedWhileDown(t *testing.T) {
 func TestReplacedIsMissedWithoutRenameTargets(t *testing.T) {
 	for _, r := range replacements[:3] {
 		t.Run(r.name, func(t *testing.T) {
-			without(t, hook.RenameTarget)
+			without(t, fault.RenameTarget)
 			f := newThings(t)
 			g := f.run(mirror("replaced"))
 			f.add(5)
@@ -184,8 +184,8 @@ func TestReplacedDatabaseOfACollectionToCome(t *testing.T) {
 	if e := event(t); e != "dropDatabase" {
 		t.Errorf("the event is %s", e)
 	}
-	t.Run("control without "+string(hook.DropDatabase), func(t *testing.T) {
-		without(t, hook.DropDatabase)
+	t.Run("control without "+string(fault.DropDatabase), func(t *testing.T) {
+		without(t, fault.DropDatabase)
 		// The event is not seen: only the server closing its cursor tells that something was.
 		if e := event(t); e == "dropDatabase" {
 			t.Error("the event is seen even so: the guard guards nothing")

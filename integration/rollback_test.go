@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -180,7 +180,7 @@ func TestRollbackStopped(t *testing.T) {
 		g := r.rebuilding()
 		r.exact(g)
 		must(t, g.Rebuild(t.Context()))
-		for _, point := range []hook.Point{hook.SwitchBegin, hook.SwitchDone} {
+		for _, point := range []fault.Point{fault.SwitchBegin, fault.SwitchDone} {
 			generation := r.stored().Generation
 			r.step(50)
 			r.exact(g)
@@ -194,7 +194,7 @@ func TestRollbackStopped(t *testing.T) {
 			err := <-result
 			now := r.stored().Generation
 			t.Logf("%v: generation %d is live, and was %d; the rollback was told %v", point, now, generation, err)
-			if err == nil && now == generation || err != nil && point == hook.SwitchDone {
+			if err == nil && now == generation || err != nil && point == fault.SwitchDone {
 				t.Error("that is not what has happened")
 			}
 			g = r.rebuilding()
@@ -219,7 +219,7 @@ func TestRollbackAfterFaultAtTheSwitch(t *testing.T) {
 	r.exact(g)
 	generation := r.stored().Generation
 	f, met := failingOn(t, uri), make(chan func(), 1)
-	newAmbush(t).at(hook.SwitchDone, func() { met <- f.times(1, "findAndModify", code(112)) })
+	newAmbush(t).at(fault.SwitchDone, func() { met <- f.times(1, "findAndModify", code(112)) })
 	must(t, g.Rebuild(t.Context()))
 	(<-met)()
 	r.live(generation + 1)

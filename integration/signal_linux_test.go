@@ -17,7 +17,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -30,8 +30,8 @@ func keepOrders(ctx context.Context) func(childSetup, *mongo.Database, *pgxpool.
 		ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 		context.AfterFunc(ctx, stop)
 		var seen int64 // the handler's calls up to the last commit
-		hook.On(func(p hook.Point) {
-			if p != hook.CommitSend || s.Freeze == "" {
+		fault.Global.OnReach(func(p fault.Point) {
+			if p != fault.CommitSend || s.Freeze == "" {
 				return
 			}
 			calls := handled.Load()
@@ -184,7 +184,7 @@ func TestSinkKilledClient(t *testing.T) {
 func TestSinkKilledClientControl(t *testing.T) {
 	everySinkOfPlaces(t, func(t *testing.T, p place) {
 		c := killedInside(t, p)
-		enable := hook.Disable(hook.EndBlockers)
+		enable := fault.Global.Disable(fault.EndBlockers)
 		defer enable()
 		g := c.successor(takeoverLimit + time.Second)
 		err := g.wait(time.Minute)

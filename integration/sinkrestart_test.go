@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
 )
@@ -50,11 +50,11 @@ func TestSinkRestart(t *testing.T) {
 			switch round % 3 {
 			case 0: // a moment after the COMMIT was sent, or before the server has got it
 				later := time.Duration(c.rng.Int64N(int64(3 * time.Millisecond)))
-				a.at(hook.CommitSend, func() { time.AfterFunc(later, func() { ended <- c.server.Kill() }) })
+				a.at(fault.CommitSend, func() { time.AfterFunc(later, func() { ended <- c.server.Kill() }) })
 			case 1:
 				met = c.unanswered(a, func() { ended <- c.server.Kill() })
 			default:
-				a.at(hook.HandlerEnd, func() { go func() { ended <- c.server.Stop() }() })
+				a.at(fault.HandlerEnd, func() { go func() { ended <- c.server.Stop() }() })
 			}
 			select {
 			case err := <-ended:
@@ -89,7 +89,7 @@ func TestSinkRestart(t *testing.T) {
 // over the restart.
 func TestSinkRestartControl(t *testing.T) {
 	everySinkOfPlaces(t, func(t *testing.T, p place) {
-		without(t, hook.ReadBack, hook.FenceSequence)
+		without(t, fault.ReadBack, fault.FenceSequence)
 		// A sink of MongoDB sends the COMMIT again for as long as the time limit lets it.
 		c := keep(t, p, keeping{own: true, proxied: true, opts: []mongodb.Option{mongodb.TimeLimit(2 * time.Second)}})
 		a := newAmbush(t)
@@ -233,7 +233,7 @@ func setBackBeforeTheTerm(t *testing.T, p place) {
 func TestSinkSetBackControl(t *testing.T) {
 	for _, p := range []place{inPostgres, inMongoDB} {
 		t.Run(string(p), func(t *testing.T) {
-			without(t, hook.FenceTerm, hook.FenceSequence, hook.ReadBack)
+			without(t, fault.FenceTerm, fault.FenceSequence, fault.ReadBack)
 			c := keep(t, p, keeping{own: true})
 			g := c.start(projector.Options{})
 			c.step(100)
@@ -284,7 +284,7 @@ func TestSinkCheckpointRemoved(t *testing.T) {
 // is nowhere.
 func TestSinkCheckpointRemovedControl(t *testing.T) {
 	everyPlace(t, func(t *testing.T, p place) {
-		without(t, hook.FenceRaises)
+		without(t, fault.FenceRaises)
 		c, g := removed(t, p)
 		c.catchUp(g)
 		now, err := c.model.checkpoint(t.Context())
@@ -306,7 +306,7 @@ func backlogOf(t *testing.T, p place, o projector.Options) (c *kept, g *running,
 	heap := int64(heapInUse())
 	before := c.toSource.ToClient.Passed()
 	held2 := make(chan struct{})
-	a.at(hook.CommitSend, func() {
+	a.at(fault.CommitSend, func() {
 		c.toSink.ToClient.HoldAfter(0)
 		close(held2)
 	})

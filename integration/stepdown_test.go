@@ -13,7 +13,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -105,12 +105,12 @@ func (s *shaken) stepDown(force bool) {
 // yougov/mongo-connector#572 (good rows deleted after a failover).
 func TestStepdown(t *testing.T) {
 	s := newShaken(t, places...)
-	hook.On(func(p hook.Point) {
-		if p == hook.StreamOpen {
+	fault.Global.OnReach(func(p fault.Point) {
+		if p == fault.StreamOpen {
 			s.opens.Add(1)
 		}
 	})
-	t.Cleanup(func() { hook.On(nil) })
+	t.Cleanup(func() { fault.Global.OnReach(nil) })
 	s.write()
 	first := s.term()
 	n := effort.Rounds(20)
@@ -208,7 +208,7 @@ func reopened(t *testing.T) (*kept, *running) {
 	s.step(50)
 	c.exact(g)
 	a := newAmbush(t)
-	gone := a.freeze(t, hook.StreamReopens)
+	gone := a.freeze(t, fault.StreamReopens)
 	until(t, time.Minute, "the stream has ended", func() bool {
 		s.stepDown(true)
 		select {
@@ -238,7 +238,7 @@ func TestStepdownChangesBeforeTheReopening(t *testing.T) {
 
 // Without the position of the last event read, they are lost.
 func TestStepdownControl(t *testing.T) {
-	without(t, hook.StreamResume)
+	without(t, fault.StreamResume)
 	c, g := reopened(t)
 	// The stream is open again, so what comes now is seen.
 	until(t, time.Minute, "the stream is open again", func() bool { return ended(g) || g.Status().StreamsOpened > 1 })

@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -184,20 +184,20 @@ func throwaway(t testing.TB, o serve.MongodOptions) *serve.Mongod {
 // opens counts attempts to open a change stream, until the test ends.
 func opens(t testing.TB) func() int {
 	c := make(chan struct{}, 10_000)
-	hook.On(func(p hook.Point) {
-		if p == hook.StreamOpen {
+	fault.Global.OnReach(func(p fault.Point) {
+		if p == fault.StreamOpen {
 			select {
 			case c <- struct{}{}:
 			default:
 			}
 		}
 	})
-	t.Cleanup(func() { hook.On(nil) })
+	t.Cleanup(func() { fault.Global.OnReach(nil) })
 	return func() int { return len(c) }
 }
 
 // without switches guards off for the rest of the test.
-func without(t testing.TB, guards ...hook.Guard) { t.Cleanup(hook.Disable(guards...)) }
+func without(t testing.TB, guards ...fault.Guard) { t.Cleanup(fault.Global.Disable(guards...)) }
 
 // admin runs a command on the database admin.
 func admin(t testing.TB, db *mongo.Database, command bson.D) {

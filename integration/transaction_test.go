@@ -17,7 +17,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -272,7 +272,7 @@ func TestSourceTransaction(t *testing.T) {
 
 // A runner that cuts batches where it likes shows a reader half a transaction.
 func TestSourceTransactionControl(t *testing.T) {
-	defer hook.Disable(hook.WholeGroups, hook.HoldGroup)()
+	defer fault.Global.Disable(fault.WholeGroups, fault.HoldGroup)()
 	b := newBanking(t, projector.Options{})
 	b.run.level(b.db)
 	until(t, 30*time.Second, "all accounts are there", func() bool {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/reconcile"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
@@ -105,7 +105,7 @@ func TestTriggerOneRebuildForAllCallers(t *testing.T) {
 		g := r.rebuilding()
 		r.exact(g)
 		generation := r.stored().Generation
-		held := holdAt(t, hook.ChunkRead, 1)
+		held := holdAt(t, fault.ChunkRead, 1)
 		results := make(chan error, 4)
 		for i := range 4 {
 			ctx := newNoticed(t.Context())
@@ -270,7 +270,7 @@ func TestTriggerReplaced(t *testing.T) {
 // Control: without the filter's to.coll a replacement goes unnoticed, and the model goes
 // on with rows of documents that are gone.
 func TestTriggerReplacedControl(t *testing.T) {
-	without(t, hook.RenameTarget)
+	without(t, fault.RenameTarget)
 	r := shared(t, inMongoDB, 5)
 	g := r.rebuilding()
 	r.exact(g)

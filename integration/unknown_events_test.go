@@ -6,7 +6,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // ddl makes an index and changes the collection's options.
@@ -25,7 +25,7 @@ func ddl(f *things) {
 // position. Ordinary streams have none, so the guard that leaves expanded events out is
 // off here. (CASES B18: `modify` is fatal, an event without documentKey crashes.)
 func TestUnknownEventsArePassedOver(t *testing.T) {
-	without(t, hook.ExpandEvents)
+	without(t, fault.ExpandEvents)
 	f := newThings(t)
 	g := f.run(mirror("unknown"))
 	f.add(1)

@@ -15,7 +15,7 @@ import (
 	"github.com/tidemark-go/tidemark/integration/internal/chaos"
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -70,7 +70,7 @@ func (u *unreliable) exact() {
 // Met reports whether it has come to that.
 func (u *unreliable) beforeServer(n int64) (met func() bool) {
 	var reached atomic.Pointer[<-chan struct{}]
-	u.ambush.at(hook.CommitSend, func() {
+	u.ambush.at(fault.CommitSend, func() {
 		u.proxy.ToServer.CutAfter(n)
 		c := u.proxy.ToServer.Reached()
 		reached.Store(&c)
@@ -93,7 +93,7 @@ func (u *unreliable) beforeServer(n int64) (met func() bool) {
 // answer have passed. Met reports whether it has come to that.
 func (u *unreliable) afterServer(n int64) (met func() bool) {
 	var cut atomic.Bool
-	u.ambush.at(hook.CommitSend, func() {
+	u.ambush.at(fault.CommitSend, func() {
 		u.proxy.ToClient.HoldAfter(n)
 		before := u.run.Status().Checkpoint.Sequence
 		go func() {
@@ -163,7 +163,7 @@ func TestCommitUnknownSilence(t *testing.T) {
 			lane := lane(u.proxy)
 			for round := range effort.Rounds(4) {
 				before := u.run.Status().Retries
-				u.ambush.at(hook.CommitSend, func() { lane.HoldAfter(0) })
+				u.ambush.at(fault.CommitSend, func() { lane.HoldAfter(0) })
 				u.change(round)
 				until(t, 30*time.Second, "the commit is given up", func() bool { return u.run.Status().Retries > before })
 				lane.Pass()
@@ -178,7 +178,7 @@ func TestCommitUnknownSilence(t *testing.T) {
 func (u *unreliable) late(n int64) (deliver func()) {
 	u.t.Helper()
 	stranded := make(chan struct{})
-	u.ambush.at(hook.CommitSend, func() {
+	u.ambush.at(fault.CommitSend, func() {
 		u.proxy.ToServer.HoldAfter(n)
 		reached := u.proxy.ToServer.Reached()
 		go func() {
@@ -217,7 +217,7 @@ func TestCommitUnknownLateAttempt(t *testing.T) {
 
 // Without the comparison of the sequence both attempts are applied.
 func TestCommitUnknownLateAttemptControl(t *testing.T) {
-	defer hook.Disable(hook.FenceSequence)()
+	defer fault.Global.Disable(fault.FenceSequence)()
 	u := newUnreliable(t, queued.projection())
 	deliver := u.late(0)
 	u.exact()
@@ -238,7 +238,7 @@ func (u *unreliable) doubled(page string) {
 // Whoever takes a lost answer for a failure, and compares no sequence, applies the
 // commit a second time.
 func TestCommitUnknownControl(t *testing.T) {
-	defer hook.Disable(hook.ReadBack, hook.FenceSequence)()
+	defer fault.Global.Disable(fault.ReadBack, fault.FenceSequence)()
 	for _, s := range []style{queued, opened} {
 		t.Run(string(s), func(t *testing.T) {
 			u := newUnreliable(t, s.projection())
@@ -260,9 +260,9 @@ func TestCommitUnknownBackendTerminated(t *testing.T) {
 	var ended atomic.Int64
 	n := effort.Rounds(12)
 	for round := range n {
-		point := hook.HandlerEnd
+		point := fault.HandlerEnd
 		if round%2 == 1 {
-			point = hook.CommitSend
+			point = fault.CommitSend
 		}
 		u.ambush.at(point, func() {
 			// The server's own workers, autovacuum's say, have transactions here too.
@@ -349,7 +349,7 @@ func TestCommitUnknownServerKilled(t *testing.T) {
 	rng := seeded(t)
 	for round := range effort.Rounds(8) {
 		killed := make(chan error, 1)
-		u.ambush.at(hook.CommitSend, func() {
+		u.ambush.at(fault.CommitSend, func() {
 			later := time.Duration(rng.Int64N(int64(3 * time.Millisecond)))
 			if round%2 == 0 {
 				killed <- server.Kill()

@@ -6,7 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // settleEvery is how old the last settled commit may be before the next one is made
@@ -83,7 +83,7 @@ func (q *queue) cut(l limits, settle bool, beyond func(*change) bool) (n int, se
 		if stop >= 0 && stop < end {
 			break // everything before the group of a change that can't be applied
 		}
-		if hook.Off(hook.WholeGroups) && n == 0 {
+		if fault.Global.Off(fault.WholeGroups) && n == 0 {
 			end = min(end, l.changes)
 		}
 		if n > 0 && (end > l.changes || bytes+size > l.bytes) {
@@ -94,7 +94,7 @@ func (q *queue) cut(l limits, settle bool, beyond func(*change) bool) (n int, se
 			if q.end == nil && size > l.transaction {
 				return end, false
 			}
-			if (transaction || settle && q.end == nil) && !hook.Off(hook.HoldGroup) {
+			if (transaction || settle && q.end == nil) && !fault.Global.Off(fault.HoldGroup) {
 				break
 			}
 			return end, false

@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 var errStop = errors.New("this change can't be applied")
@@ -190,9 +190,9 @@ func TestBatchesAreCutBetweenGroups(t *testing.T) {
 			t.Fatalf("history %d: %v", i, err)
 		}
 	}
-	for _, guard := range []hook.Guard{hook.WholeGroups, hook.HoldGroup} {
+	for _, guard := range []fault.Guard{fault.WholeGroups, fault.HoldGroup} {
 		t.Run("control without "+string(guard), func(t *testing.T) {
-			defer hook.Disable(guard)()
+			defer fault.Global.Disable(guard)()
 			for range effort.Values(20_000) {
 				if err := cutAll(r); err != nil {
 					t.Log("noticed:", err)

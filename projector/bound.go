@@ -6,7 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // store is a sink as the runner sees it: without its transaction type, for one
@@ -231,8 +231,8 @@ func (b *bound[Tx]) createTargets(ctx context.Context, tx Tx) error {
 // apply gives a batch to the bindings: to On handlers in the order of the stream, then
 // to each pure form all of its changes at once.
 func (b *bound[Tx]) apply(ctx context.Context, tx Tx, next Checkpoint, batch []*change) error {
-	hook.At(hook.HandlerBegin)
-	defer hook.At(hook.HandlerEnd)
+	fault.Global.Reach(fault.HandlerBegin)
+	defer fault.Global.Reach(fault.HandlerEnd)
 	return safely(func() error {
 		if err := b.applyOn(ctx, tx, batch); err != nil {
 			return err

@@ -11,7 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/internal/order"
 )
 
@@ -73,7 +73,7 @@ func (c Checkpoint) exactAt() (bson.Timestamp, bool) {
 			at.I--
 		}
 	}
-	return at, !c.Open || hook.Off(hook.ChunkSettled)
+	return at, !c.Open || fault.Global.Off(fault.ChunkSettled)
 }
 
 // reading is a chunk that is being read.
@@ -116,7 +116,7 @@ func (r *Rebuild) covers(c *change) bool {
 		return true
 	}
 	f := r.frontier(c.collection)
-	return f.Done && !hook.Off(hook.ChunkDone) || !f.Last.IsZero() && order.Compare(c.Key, bson.RawValue(f.Last)) <= 0
+	return f.Done && !fault.Global.Off(fault.ChunkDone) || !f.Last.IsZero() && order.Compare(c.Key, bson.RawValue(f.Last)) <= 0
 }
 
 // with is the rebuild with a further chunk of collection i copied.
@@ -151,7 +151,7 @@ func (c *committer) beyond(ch *change) bool {
 	if ch.err != nil && ch.collection >= 0 && c.plan.collections[ch.collection].refresh {
 		return false
 	}
-	return c.build != nil && !c.build.every && !c.rebuild.covers(ch) && !hook.Off(hook.Frontier)
+	return c.build != nil && !c.build.every && !c.rebuild.covers(ch) && !fault.Global.Off(fault.Frontier)
 }
 
 // step takes a build further; false: the stream comes next.
@@ -165,7 +165,7 @@ func (b *build) step(ctx context.Context, c *committer, q *queue, turn bool) (di
 		// rests would take it every time, and touch more.
 		return false, nil
 	}
-	if !hook.Off(hook.ChunkHold) {
+	if !fault.Global.Off(fault.ChunkHold) {
 		b.turn = false // changes that wait come after this
 	}
 	at, exact := c.stored.exactAt()
@@ -174,7 +174,7 @@ func (b *build) step(ctx context.Context, c *committer, q *queue, turn bool) (di
 		return false, nil
 	case !more:
 		return c.finish(ctx, q)
-	case b.reading != nil && hook.Off(hook.ChunkHold):
+	case b.reading != nil && fault.Global.Off(fault.ChunkHold):
 		select {
 		case <-b.reading.done:
 			return true, c.copied(ctx, q)
@@ -244,10 +244,10 @@ func (c *committer) read(ctx context.Context, collection int, after StoredKey, a
 	go func() {
 		defer close(r.done)
 		from := Range{Collection: c.source.db.Collection(c.plan.collections[collection].name), UUID: uuid, After: bson.RawValue(after), At: at, Limit: limit}
-		if hook.Off(hook.ChunkAt) {
+		if fault.Global.Off(fault.ChunkAt) {
 			from.At, _ = c.source.now(ctx)
 		}
-		if hook.Off(hook.ChunkUUID) {
+		if fault.Global.Off(fault.ChunkUUID) {
 			from.UUID = bson.Binary{}
 		}
 		docs, err := c.build.reader.Read(ctx, from)
@@ -302,18 +302,18 @@ func (c *committer) copied(ctx context.Context, q *queue) error {
 	next := c.rebuild.with(c.plan, r.collection, r.last, len(r.changes), r.all)
 	// The next chunk is read while this one commits, from the same state of the source,
 	// unless changes wait: they come first then.
-	if following, more := next.next(c.plan); more && len(q.changes) == 0 && c.due() && !hook.Off(hook.ChunkHold) {
+	if following, more := next.next(c.plan); more && len(q.changes) == 0 && c.due() && !fault.Global.Off(fault.ChunkHold) {
 		c.read(ctx, following, next.frontier(following).Last, r.at)
 	}
-	hook.At(hook.ChunkRead)
+	fault.Global.Reach(fault.ChunkRead)
 	before := c.rebuild
-	if hook.Off(hook.ChunkFrontier) {
+	if fault.Global.Off(fault.ChunkFrontier) {
 		// As if the frontier were stored by a commit of its own, after the rows'.
 		if err := c.commit(ctx, r.changes, c.stored.Position, true, false); err != nil {
 			return err
 		}
 		r.changes = nil
-		hook.At(hook.ChunkRead)
+		fault.Global.Reach(fault.ChunkRead)
 	}
 	c.rebuild = next
 	err := c.commit(ctx, r.changes, c.stored.Position, true, false)
@@ -381,9 +381,9 @@ func (c *committer) advance(ctx context.Context, q *queue) (did bool, err error)
 		if at.Token == nil {
 			at.Time.I++
 		}
-	case len(q.changes) == 0 && q.token != nil && (tokenOf(q.token) >= tokenOf(c.targetToken) || hook.Off(hook.ChunkProof)):
+	case len(q.changes) == 0 && q.token != nil && (tokenOf(q.token) >= tokenOf(c.targetToken) || fault.Global.Off(fault.ChunkProof)):
 		at.Token = q.token
-	case hook.Off(hook.ChunkProof):
+	case fault.Global.Off(fault.ChunkProof):
 	default:
 		return false, nil
 	}
@@ -412,7 +412,7 @@ func tokenOf(token bson.Raw) string {
 // back.
 func (c *committer) finish(ctx context.Context, q *queue) (did bool, err error) {
 	b := c.build
-	if b.mode == InPlace && !b.swept && !hook.Off(hook.Sweep) {
+	if b.mode == InPlace && !b.swept && !fault.Global.Off(fault.Sweep) {
 		if err := c.sweep(ctx); err != nil {
 			return false, err
 		}
@@ -431,7 +431,7 @@ func (c *committer) finish(ctx context.Context, q *queue) (did bool, err error) 
 	// of another replica set say nothing.
 	at, _ := c.stored.exactAt()
 	live, _ := b.live.exactAt()
-	if b.live.Sequence > 0 && b.live.Watch.ReplicaSet == c.watch.ReplicaSet && at.Before(live) && !hook.Off(hook.SwitchOrder) {
+	if b.live.Sequence > 0 && b.live.Watch.ReplicaSet == c.watch.ReplicaSet && at.Before(live) && !fault.Global.Off(fault.SwitchOrder) {
 		return true, nil
 	}
 	return true, errCaughtUp

@@ -11,7 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // committer is the commit stage: the one place where decisions about position are
@@ -203,7 +203,7 @@ func (c *committer) storeIdle(q *queue) bool {
 		return false
 	}
 	due := c.awaited.awaited() || time.Since(c.lastCommit) >= c.options.IdleInterval
-	return due && !bytes.Equal(q.token, c.stored.Position.Token) && !hook.Off(hook.IdlePosition)
+	return due && !bytes.Equal(q.token, c.stored.Position.Token) && !fault.Global.Off(fault.IdlePosition)
 }
 
 func (c *committer) cutTransaction(last *change) {
@@ -343,7 +343,7 @@ func (c *committer) trial(ctx context.Context, batch []*change) error {
 // the stored checkpoint decides, read under the lock that a commit holds.
 func (c *committer) attempt(ctx context.Context, next Checkpoint, batch []*change, level bool, commit func(context.Context) error) error {
 	for timeouts := 0; ; {
-		hook.At(hook.CommitBegin)
+		fault.Global.Reach(fault.CommitBegin)
 		cctx, cancel := c.commitContext(ctx)
 		begin := time.Now()
 		err := commit(cctx)
@@ -377,7 +377,7 @@ func (c *committer) attempt(ctx context.Context, next Checkpoint, batch []*chang
 			}
 		}
 		refused := err
-		if hook.Off(hook.ReadBack) {
+		if fault.Global.Off(fault.ReadBack) {
 			continue
 		}
 		stored, err := c.load(ctx)
@@ -398,7 +398,7 @@ func (c *committer) attempt(ctx context.Context, next Checkpoint, batch []*chang
 		case timeouts >= shrinkAfter && len(batch) > 1 && batch[0].Op == Snapshot:
 			return errTooSlow // a chunk is halved by who has read it
 		}
-		hook.At(hook.CommitRetry)
+		fault.Global.Reach(fault.CommitRetry)
 	}
 }
 
@@ -415,7 +415,7 @@ func (c *committer) following(at Position, closed bool, pending []Pending) Check
 	next.Sequence++
 	next.Version = c.plan.version
 	next.Position, next.Open, next.Watch, next.Samples, next.Rebuild, next.Pending = at, !closed, c.watch, c.samples, c.rebuild, pending
-	if hook.Off(hook.RefreshPending) {
+	if fault.Global.Off(fault.RefreshPending) {
 		next.Pending = nil
 	}
 	next.settle()
@@ -436,7 +436,7 @@ func (c *committer) committed(next Checkpoint, batch []*change, level bool) {
 	c.passed = 0
 	c.status.committed(next, batch, level)
 	c.awaited.committed(next)
-	hook.At(hook.CommitDone)
+	fault.Global.Reach(fault.CommitDone)
 }
 
 // load reads the stored checkpoint, until the sink answers.

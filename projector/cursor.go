@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/x/bsonx/bsoncore"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // cursor is a change stream as the server gives it: one command, one reply. The
@@ -42,7 +42,7 @@ type reply struct {
 // nothing about what follows, so none is asked for: with batch size 0 the server
 // answers at once, however far behind pos is, and the work is done by the getMores.
 func openCursor(ctx context.Context, s *source, pos Position) (*cursor, error) {
-	hook.At(hook.StreamOpen)
+	fault.Global.Reach(fault.StreamOpen)
 	stage := bson.D{}
 	if s.plan.images().after {
 		stage = append(stage, bson.E{Key: "fullDocument", Value: "whenAvailable"})
@@ -50,7 +50,7 @@ func openCursor(ctx context.Context, s *source, pos Position) (*cursor, error) {
 	if s.plan.images().before {
 		stage = append(stage, bson.E{Key: "fullDocumentBeforeChange", Value: "whenAvailable"})
 	}
-	if hook.Off(hook.ExpandEvents) {
+	if fault.Global.Off(fault.ExpandEvents) {
 		stage = append(stage, bson.E{Key: "showExpandedEvents", Value: true})
 	}
 	if pos.Token != nil {
@@ -154,7 +154,7 @@ var errSilent = errors.New("the connection has fallen silent: the server does no
 // its oplog for as long as it takes; but a connection that a firewall has forgotten, say,
 // would be waited for without end. Whoever may not ask waits on.
 func (c *cursor) watch() (context.Context, func()) {
-	if hook.Off(hook.StreamWatch) {
+	if fault.Global.Off(fault.StreamWatch) {
 		return c.ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(c.ctx)

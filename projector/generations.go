@@ -12,7 +12,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // generations are the builds of a model that the sink has.
@@ -629,7 +629,7 @@ func (r *Runner) estimate(ctx context.Context) (total int64) {
 func (r *Runner) change(ctx context.Context, g *generations, c *committer) error {
 	from, to := c.build.live, c.stored
 	to.Rebuild, to.Since = nil, time.Now().UTC().Truncate(time.Millisecond)
-	hook.At(hook.SwitchBegin)
+	fault.Global.Reach(fault.SwitchBegin)
 	var now Checkpoint
 	err := c.insist(ctx, func(ctx context.Context) error {
 		refused := r.store.change(ctx, from, to)
@@ -648,7 +648,7 @@ func (r *Runner) change(ctx context.Context, g *generations, c *committer) error
 	if !now.ownedAs(to) {
 		return c.superseded(now) // whoever has taken over has made the switch
 	}
-	hook.At(hook.SwitchDone)
+	fault.Global.Reach(fault.SwitchDone)
 	g.live, g.building = now, nil
 	g.others = deleteGeneration(g.others, now.Generation)
 	if from.Sequence == 0 {

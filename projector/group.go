@@ -5,7 +5,7 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // Group is several projections in one process, whatever their sinks. Each has its own
@@ -24,7 +24,7 @@ func (g Group) Run(ctx context.Context) error {
 		wg.Go(func() {
 			if errs[i] = r.Run(ctx); errs[i] != nil {
 				r.options.Logger.Error("a projection has ended", "projection", r.Name(), "error", errs[i])
-				if hook.Off(hook.IsolateRunner) {
+				if fault.Global.Off(fault.IsolateRunner) {
 					cancel()
 				}
 			}

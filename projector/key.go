@@ -14,7 +14,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // KeyText is the text form of a document's _id, which sinks use as the key of its
@@ -101,7 +101,7 @@ var ambiguous = regexp.MustCompile(`^(|[0-9a-f]{24}|-?[0-9]+|true|false|null|min
 
 func stringText(s string) string {
 	plain := utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
-	if plain && (hook.Off(hook.InjectiveKeys) || !mightBeAmbiguous(s) || !ambiguous.MatchString(s)) {
+	if plain && (fault.Global.Off(fault.InjectiveKeys) || !mightBeAmbiguous(s) || !ambiguous.MatchString(s)) {
 		return s
 	}
 	return strconv.Quote(s)

@@ -14,7 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/x/bsonx/bsoncore"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 func valueOf(v any) bson.RawValue {
@@ -96,8 +96,8 @@ func TestNoTwoKeysShareATextForm(t *testing.T) {
 	if a, b, ok := collision(r, effort.Values(300_000)); ok {
 		t.Errorf("%s shared by %v and %v", KeyText(a), show(a), show(b))
 	}
-	t.Run("control without "+string(hook.InjectiveKeys), func(t *testing.T) {
-		defer hook.Disable(hook.InjectiveKeys)()
+	t.Run("control without "+string(fault.InjectiveKeys), func(t *testing.T) {
+		defer fault.Global.Disable(fault.InjectiveKeys)()
 		a, b, ok := collision(r, effort.Values(300_000))
 		if !ok {
 			t.Fatal("nothing notices that the guard is off")

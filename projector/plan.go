@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // plan is what the runner knows of a projection: everything but the sink's
@@ -133,10 +133,10 @@ func (p *plan) names() (names bson.A) {
 // all (all seen on MongoDB 6.0).
 func (p *plan) filter() bson.D {
 	anyOf := bson.A{bson.D{{Key: "ns.coll", Value: bson.D{{Key: "$in", Value: p.names()}}}}}
-	if !hook.Off(hook.RenameTarget) {
+	if !fault.Global.Off(fault.RenameTarget) {
 		anyOf = append(anyOf, bson.D{{Key: "to.coll", Value: bson.D{{Key: "$in", Value: p.names()}}}})
 	}
-	if !hook.Off(hook.DropDatabase) {
+	if !fault.Global.Off(fault.DropDatabase) {
 		anyOf = append(anyOf, bson.D{{Key: "operationType", Value: bson.D{{Key: "$in", Value: bson.A{"dropDatabase", "invalidate"}}}}})
 	}
 	return bson.D{{Key: "$match", Value: bson.D{{Key: "$or", Value: anyOf}}}}

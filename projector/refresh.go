@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 const (
@@ -388,7 +388,7 @@ func (c *committer) rowsOnce(ctx context.Context, binding int, keys []StoredKey,
 		return nil, err
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
-	hook.At(hook.Recompute)
+	fault.Global.Reach(fault.Recompute)
 	return c.store.recompute(mongo.NewSessionContext(ctx, sess), c.source.db, binding, keys)
 }
 

@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // source is the database that is followed.
@@ -227,7 +227,7 @@ func (s *source) oldest(ctx context.Context) (t bson.Timestamp) {
 // such event: the stage costs a few percent of the server's time for every event. It is
 // needed as well to resume after a split event, which is refused with 280 without it.
 func (s *source) splitOn(ctx context.Context, err error) bool {
-	if s.split.Load() || hook.Off(hook.SplitEvents) || !hasCode(err, tooLargeCodes) && !hasCode(err, []int{280}) {
+	if s.split.Load() || fault.Global.Off(fault.SplitEvents) || !hasCode(err, tooLargeCodes) && !hasCode(err, []int{280}) {
 		return false
 	}
 	var info struct {
@@ -293,7 +293,7 @@ func isUnauthorized(err error) bool {
 // terminal turns an error that opening the stream again can't mend into what the
 // user is told; nil for every other error.
 func (s *source) terminal(ctx context.Context, err error, at Position) error {
-	if hook.Off(hook.TerminalCodes) {
+	if fault.Global.Off(fault.TerminalCodes) {
 		return nil
 	}
 	var server mongo.ServerError

@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/x/bsonx/bsoncore"
 	"golang.org/x/sync/semaphore"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 const (
@@ -88,13 +88,13 @@ func (s *stream) run(ctx context.Context, pos Position) {
 			_ = s.send(ctx, &chunk{err: end})
 			return
 		}
-		hook.At(hook.StreamReopens)
+		fault.Global.Reach(fault.StreamReopens)
 		s.status.retrying(followingSource, err)
 		s.log.Warn("the change stream broke, it is opened again", "projection", s.source.plan.projection, "error", err)
 		if s.backoff.wait(ctx) != nil {
 			return
 		}
-		if hook.Off(hook.StreamResume) {
+		if fault.Global.Off(fault.StreamResume) {
 			pos = Position{}
 			pos.Time, _ = s.source.now(ctx)
 		}

@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -164,8 +164,8 @@ func modelLatency(ctx context.Context, j job, p *parent) (r result, err error) {
 	r.At = make([]int64, j.Events)
 	table := observed{postgres.Table[orderRow]{Name: "orders"}, new([]int64)}
 	seen, all := 0, make(chan struct{})
-	hook.On(func(point hook.Point) {
-		if point != hook.CommitDone {
+	fault.Global.OnReach(func(point fault.Point) {
+		if point != fault.CommitDone {
 			return
 		}
 		at := time.Now().UnixNano()

@@ -16,7 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/reconcile"
 	"github.com/tidemark-go/tidemark/sinks/elasticsearch"
@@ -231,13 +231,13 @@ func modelDrain(ctx context.Context, j job, _ *parent) (r result, err error) {
 	var begin, end time.Time
 	var made atomic.Bool
 	drained := make(chan struct{})
-	hook.On(func(p hook.Point) {
+	fault.Global.OnReach(func(p fault.Point) {
 		switch {
-		case p == hook.StreamOpen && made.Load():
+		case p == fault.StreamOpen && made.Load():
 			if begin.IsZero() {
 				begin = time.Now()
 			}
-		case p == hook.CommitDone:
+		case p == fault.CommitDone:
 			made.Store(true)
 			if end.IsZero() && m.Status().Changes >= int64(j.Events) {
 				end = time.Now()

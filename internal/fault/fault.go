@@ -87,3 +87,6 @@ func Install(switches *Switches, targets ...any) {
 		install.(func(any, *Switches))(target, switches)
 	}
 }
+
+// Global is for tests that don't install switches of their own yet.
+var Global = new(Switches)

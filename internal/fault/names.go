@@ -72,4 +72,3 @@ const (
 	AliasFollow    Guard = "alias.follow"    // Elasticsearch: Acquire compares the aliases with the checkpoint
 	RemoveStray    Guard = "stray.remove"    // Redis: rows that no index tells of are found by what their keys begin with
 )
-

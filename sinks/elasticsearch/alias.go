@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // writeAlias is an alias of every index, which never moves. All writes name it, with
@@ -107,7 +107,7 @@ func (s *Sink) follow(ctx context.Context, projection string) (*record, error) {
 			}
 		}
 		if len(gone) == 0 {
-			hook.At(hook.AliasSend)
+			fault.Global.Reach(fault.AliasSend)
 			body, err := json.Marshal(map[string]any{"actions": actions})
 			if err != nil {
 				return nil, err
@@ -161,7 +161,7 @@ func (s *Sink) aliasActions(r *record, current map[string]aliased) (actions []an
 			case slices.Contains(wanted[index], alias) || alias == writeAlias(index):
 				continue
 			case alias == newAlias(index):
-				if wanted[index] == nil || hook.Off(hook.AliasToken) {
+				if wanted[index] == nil || fault.Global.Off(fault.AliasToken) {
 					continue
 				}
 			case ours(alias):
@@ -174,7 +174,7 @@ func (s *Sink) aliasActions(r *record, current map[string]aliased) (actions []an
 			default:
 				continue
 			}
-			act("remove", map[string]any{"index": index, "alias": alias, "must_exist": !hook.Off(hook.AliasToken)})
+			act("remove", map[string]any{"index": index, "alias": alias, "must_exist": !fault.Global.Off(fault.AliasToken)})
 		}
 	}
 	for index, aliases := range wanted {
@@ -193,7 +193,7 @@ func (s *Sink) wantedAliases(r *record) map[string][]string {
 	if g := r.live(); g != nil {
 		for name, index := range g.Indices {
 			wanted[index] = s.readAliases(r.Projection, name)
-			if !hook.Off(hook.AliasToken) {
+			if !fault.Global.Off(fault.AliasToken) {
 				wanted[index] = append(wanted[index], s.token(r.Projection, r.Served))
 			}
 		}

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -137,7 +137,7 @@ type itemResult struct {
 func (tx *Tx) results(ctx context.Context, c *chunk, items []int, answer []byte) (again []int, err error) {
 	// Nothing else in an answer ends like that, see strays.
 	fine := bytes.HasPrefix(answer, []byte(`{"errors":false`)) && !bytes.Contains(answer, []byte(writeAlias("")+`"`))
-	if fine || hook.Off(hook.ItemResults) {
+	if fine || fault.Global.Off(fault.ItemResults) {
 		return nil, nil
 	}
 	var result struct {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/elasticsearch"
 )
@@ -65,7 +65,7 @@ func TestBadDocument(t *testing.T) {
 	equal(t, "documents", len(strings.Split(c.rows(t, "things"), "\n")), 1000)
 
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.ItemResults)
+		disable(t, fault.ItemResults)
 		c := newCluster(t)
 		cp := c.acquired(t, things.Create)
 		if _, err := commit(t, c.sink, cp, bad); err != nil {
@@ -234,7 +234,7 @@ func TestIndexGone(t *testing.T) {
 	must(t, err)
 	shadow = mustCommit(t, c.sink, shadow, things.Create)
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.ItemResults)
+		disable(t, fault.ItemResults)
 		mustCommit(t, c.sink, cp, put(things, list(gone[thing]("a", 5)), nil))
 		if !strings.Contains(c.indices(t), "-write") {
 			t.Error("the server makes no index for a deletion")

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -32,13 +32,13 @@ func (s *Sink) Commit(ctx context.Context, prev, next projector.Checkpoint, appl
 	if err := tx.flush(ctx); err != nil {
 		return failed("write documents of projection "+strconv.Quote(prev.Projection), err)
 	}
-	hook.At(hook.CommitSend)
+	fault.Global.Reach(fault.CommitSend)
 	// From here on what was made may be in use, whatever the error.
 	stored = true
 	if err := tx.store(ctx); err != nil {
 		return failed("store the checkpoint of projection "+strconv.Quote(prev.Projection), err)
 	}
-	hook.At(hook.CommitAnswer)
+	fault.Global.Reach(fault.CommitAnswer)
 	return nil
 }
 

@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/elasticsearch"
 	"github.com/tidemark-go/tidemark/sinks/sinktest"
@@ -21,11 +21,11 @@ func TestConformance(t *testing.T) { sinktest.Run(t, conformance(t)) }
 
 // TestConformanceNotices: the suite finds the sink without its guards.
 func TestConformanceNotices(t *testing.T) {
-	for guard, name := range map[hook.Guard]string{
-		hook.FenceTerm:     "fence/term",
-		hook.FenceSequence: "fence/sequence",
-		hook.RowVersion:    "fence/late-writes-are-harmless",
-		hook.CompareAndSet: "acquire/two-at-a-time",
+	for guard, name := range map[fault.Guard]string{
+		fault.FenceTerm:     "fence/term",
+		fault.FenceSequence: "fence/sequence",
+		fault.RowVersion:    "fence/late-writes-are-harmless",
+		fault.CompareAndSet: "acquire/two-at-a-time",
 	} {
 		t.Run(string(guard), func(t *testing.T) {
 			disable(t, guard)

@@ -17,7 +17,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/internal/row"
 	"github.com/tidemark-go/tidemark/projector"
 )
@@ -230,7 +230,7 @@ type rowStored struct {
 // their keys, the second one's old key has the first one's new row by now, which the removal
 // must leave alone. Within a commit the order of the writes sees to that.
 func (w *writer) earlierPart(ctx context.Context, n int, removal func(int) erased) (map[docKey]rowStored, error) {
-	if !w.tx.prev.Open || w.tx.trial != "" || len(w.plan.schema.Keys) == 0 || n == 0 || hook.Off(hook.KeyOwners) {
+	if !w.tx.prev.Open || w.tx.trial != "" || len(w.plan.schema.Keys) == 0 || n == 0 || fault.Global.Off(fault.KeyOwners) {
 		return nil, nil
 	}
 	ids := make([]string, n)
@@ -302,7 +302,7 @@ func (w *writer) put(target int, r erased) error {
 // header completes the line that says what to do with which document.
 func (w *writer) header(dst []byte) []byte {
 	dst = appendString(dst, w.id)
-	if !hook.Off(hook.RowVersion) {
+	if !fault.Global.Off(fault.RowVersion) {
 		dst = strconv.AppendInt(append(dst, `,"version":`...), w.version, 10)
 		dst = append(dst, `,"version_type":"external_gte"`...)
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -45,7 +45,7 @@ func TestZombie(t *testing.T) {
 	}
 	equal(t, "rows", zombie(t), `changed {"name":"changed","n":3}`)
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.RowVersion)
+		disable(t, fault.RowVersion)
 		if rows := zombie(t); rows == `changed {"name":"changed","n":3}` {
 			t.Error("without versions the late request does no harm")
 		}
@@ -81,7 +81,7 @@ func TestFenceBetweenBulks(t *testing.T) {
 		t.Errorf("a superseded owner has sent %d requests", requests)
 	}
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.FenceTerm)
+		disable(t, fault.FenceTerm)
 		if requests, _ := late(t); requests <= 2 {
 			t.Error("without the fence the rest is not sent either")
 		}
@@ -127,7 +127,7 @@ func TestOlderCheckpoint(t *testing.T) {
 	}
 	equal(t, "rows", died(t), want)
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.RowVersion)
+		disable(t, fault.RowVersion)
 		if died(t) == want {
 			t.Error("without versions a replay does no harm")
 		}
@@ -160,7 +160,7 @@ func TestServerKilled(t *testing.T) {
 	cp := c.acquired(t, things.Create)
 	cp = mustCommit(t, c.sink, cp, put(things, nil, manyThings(500, -1)))
 	cp = mustCommit(t, c.sink, cp, put(things, list(gone[thing]("d1", 6)), nil))
-	for _, point := range []hook.Point{hook.CommitSend, "in the bulk request"} {
+	for _, point := range []fault.Point{fault.CommitSend, "in the bulk request"} {
 		write := put(things, nil, list(of("d2", 7, thing{"later", 7}), of("d3", 7, thing{"later", 7})))
 		p := newProxy(t, node.URL(), (*httptest.Server).Start)
 		sink := c.through(t, p.URL)
@@ -172,8 +172,8 @@ func TestServerKilled(t *testing.T) {
 				}
 			}
 		}
-		if point == hook.CommitSend {
-			hook.On(func(at hook.Point) {
+		if point == fault.CommitSend {
+			fault.Global.OnReach(func(at fault.Point) {
 				if at == point {
 					die()
 				}
@@ -188,7 +188,7 @@ func TestServerKilled(t *testing.T) {
 		}
 		next := following(cp)
 		err := sink.Commit(ctx, cp, next, write)
-		hook.On(nil)
+		fault.Global.OnReach(nil)
 		if err == nil { // by chance it was faster
 			t.Log("the commit was faster than the kill")
 			die()

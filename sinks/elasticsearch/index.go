@@ -12,7 +12,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/internal/row"
 	"github.com/tidemark-go/tidemark/projector"
 )
@@ -213,7 +213,7 @@ func (x Index[R]) Put(ctx context.Context, tx *Tx, remove, put []projector.Row[R
 			return tx.fail(err)
 		}
 		for other := range targets {
-			if other != route && !hook.Off(hook.RouteDelete) {
+			if other != route && !fault.Global.Off(fault.RouteDelete) {
 				w.remove(other)
 			}
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -47,7 +47,7 @@ func TestLostCheckpoints(t *testing.T) {
 	}
 	equal(t, "rows", again(t), `a {"name":"new","n":3}`)
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.IndexNames)
+		disable(t, fault.IndexNames)
 		equal(t, "rows", again(t), `a {"name":"old","n":1}`+"\n"+`b {"name":"old","n":2}`)
 	})
 }
@@ -81,7 +81,7 @@ func TestRestoredCheckpoints(t *testing.T) {
 	}
 	equal(t, "things", restored(t), "model-g1-things")
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.AliasFollow)
+		disable(t, fault.AliasFollow)
 		equal(t, "things", restored(t), "model-g2-things")
 	})
 }
@@ -150,13 +150,13 @@ func TestSwitchToNothing(t *testing.T) {
 func TestCheckpointsGoneDuringCommit(t *testing.T) {
 	c := newCluster(t)
 	live, shadow := c.built(t, c.sink)
-	hook.On(func(at hook.Point) {
-		if at == hook.CommitSend {
+	fault.Global.OnReach(func(at fault.Point) {
+		if at == fault.CommitSend {
 			c.lose(t)
 		}
 	})
 	_, err := commit(t, c.sink, live, put(things, nil, manyThings(1, -1)))
-	hook.On(nil)
+	fault.Global.OnReach(nil)
 	wantFenced(t, err)
 	dynamic := func() string {
 		var found map[string]struct {

@@ -23,7 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/elasticsearch"
 	"github.com/tidemark-go/tidemark/sinks/sinktest"
@@ -390,7 +390,7 @@ func wantFenced(t testing.TB, err error) {
 }
 
 // disable switches guards off for the rest of the test.
-func disable(t testing.TB, g ...hook.Guard) { t.Cleanup(hook.Disable(g...)) }
+func disable(t testing.TB, g ...fault.Guard) { t.Cleanup(fault.Global.Disable(g...)) }
 
 func sorted(names []string) string {
 	slices.Sort(names)

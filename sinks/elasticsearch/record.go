@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -190,7 +190,7 @@ func (r *record) checkpoints() (all []projector.Checkpoint, err error) {
 
 // owns compares term and owner with those that a caller believes are stored.
 func (r *record) owns(cp projector.Checkpoint) error {
-	if hook.Off(hook.FenceTerm) || r.Term == cp.Term && r.Owner == cp.Owner {
+	if fault.Global.Off(fault.FenceTerm) || r.Term == cp.Term && r.Owner == cp.Owner {
 		return nil
 	}
 	return r.fenced(cp)
@@ -202,7 +202,7 @@ func (r *record) holds(cp projector.Checkpoint) (*generation, error) {
 		return nil, err
 	}
 	g := r.find(cp.Generation)
-	if g == nil || g.Sequence != cp.Sequence && !hook.Off(hook.FenceSequence) {
+	if g == nil || g.Sequence != cp.Sequence && !fault.Global.Off(fault.FenceSequence) {
 		return nil, r.fenced(cp)
 	}
 	return g, nil
@@ -286,7 +286,7 @@ func (s *Sink) put(ctx context.Context, r *record) (bool, error) {
 	switch {
 	case r.primaryTerm == 0:
 		path += "?op_type=create"
-	case !hook.Off(hook.CompareAndSet):
+	case !fault.Global.Off(fault.CompareAndSet):
 		path += "?if_seq_no=" + strconv.FormatInt(r.seqNo, 10) + "&if_primary_term=" + strconv.FormatInt(r.primaryTerm, 10)
 	}
 	var stored struct {

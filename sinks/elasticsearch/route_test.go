@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/elasticsearch"
 )
@@ -58,7 +58,7 @@ func TestRoutes(t *testing.T) {
 	wantError(t, err, `"mars"`, `"asia"`, `document "a"`)
 
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.RouteDelete)
+		disable(t, fault.RouteDelete)
 		c, _ := moves(t)
 		equal(t, "us", c.rows(t, "places-us"), `a {"region":"us","n":2}`+"\n"+`b {"region":"us","n":1}`)
 	})
@@ -139,7 +139,7 @@ func TestSwappedKeys(t *testing.T) {
 	)
 	equal(t, "rows", swap(t), w+x+"\n"+y)
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.KeyOwners)
+		disable(t, fault.KeyOwners)
 		equal(t, "rows", swap(t), w+x)
 	})
 }

@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -104,7 +104,7 @@ func (s *Sink) Acquire(ctx context.Context, projection, owner string) ([]project
 		all, err = r.checkpoints()
 		return err
 	})
-	if err == nil && !hook.Off(hook.AliasFollow) {
+	if err == nil && !fault.Global.Off(fault.AliasFollow) {
 		// Where the checkpoints were put back to earlier ones, the aliases are elsewhere.
 		_, err = s.follow(ctx, projection)
 		if _, gone := errors.AsType[*goneError](err); gone {

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/elasticsearch"
 )
@@ -122,7 +122,7 @@ func TestLateAliases(t *testing.T) {
 	}
 	equal(t, "things", late(t), "model-g1-things")
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.AliasToken)
+		disable(t, fault.AliasToken)
 		if late(t) == "model-g1-things" {
 			t.Error("without the token the late request does no harm")
 		}

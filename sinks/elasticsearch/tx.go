@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -148,7 +148,7 @@ func (tx *Tx) create(ctx context.Context, p *plan, name string) error {
 // be full, and its versions would refuse what is written now.
 func (tx *Tx) add(ctx context.Context, p *plan, name string) (string, error) {
 	index := tx.prev.Place + "-" + name
-	if !hook.Off(hook.IndexNames) {
+	if !fault.Global.Off(fault.IndexNames) {
 		index += "-" + nonce()
 	}
 	tx.made = append(tx.made, index) // whatever the answer

@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -81,12 +81,12 @@ func (t *taking) step(ctx context.Context) ([]projector.Checkpoint, error) {
 		if _, ok := t.taken[now.checkpoint.Generation]; ok {
 			continue
 		}
-		hook.At(hook.GenerationStep)
+		fault.Global.Reach(fault.GenerationStep)
 		if ok, err := t.take(ctx, now); !ok {
 			return nil, err
 		}
 	}
-	if hook.Off(hook.AcquireAll) {
+	if fault.Global.Off(fault.AcquireAll) {
 		return t.finish(ctx, all), nil
 	}
 	return nil, nil // but to look once more: what has begun meanwhile has an old term
@@ -160,7 +160,7 @@ func (t *taking) introduce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hook.At(hook.GenerationStep)
+	fault.Global.Reach(fault.GenerationStep)
 	_, err = t.sink.checkpoints.InsertOne(ctx, doc)
 	if err == nil {
 		t.term, t.taken[1] = cp.Term, cp

@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/reconcile"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
@@ -47,12 +47,12 @@ func TestResetInPortions(t *testing.T) {
 		defer stop()
 		runner, ended := d.resetting(t, version), make(chan error, 1)
 		var done atomic.Int64
-		hook.On(func(p hook.Point) {
-			if p == hook.CommitDone && done.Add(1) == commits {
+		fault.Global.OnReach(func(p fault.Point) {
+			if p == fault.CommitDone && done.Add(1) == commits {
 				stop()
 			}
 		})
-		defer hook.On(nil)
+		defer fault.Global.OnReach(nil)
 		go func() { ended <- runner.Run(ctx) }()
 		for began := time.Now(); runner.Status().State != projector.Running && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 			if time.Since(began) > time.Minute {

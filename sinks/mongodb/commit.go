@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -61,7 +61,7 @@ func (s *Sink) transact(ctx context.Context, prev, next projector.Checkpoint, ap
 // fence is the filter that lets a write pass only while prev is stored.
 func fence(prev projector.Checkpoint) bson.D {
 	filter := fenceTerm(prev)
-	if !hook.Off(hook.FenceSequence) {
+	if !fault.Global.Off(fault.FenceSequence) {
 		filter = append(filter, bson.E{Key: "sequence", Value: prev.Sequence})
 	}
 	return filter
@@ -70,7 +70,7 @@ func fence(prev projector.Checkpoint) bson.D {
 // fenceTerm is the filter that lets a write pass only while the term is prev's.
 func fenceTerm(prev projector.Checkpoint) bson.D {
 	filter := byID(prev.Projection, prev.Generation)
-	if !hook.Off(hook.FenceTerm) {
+	if !fault.Global.Off(fault.FenceTerm) {
 		filter = append(filter, bson.E{Key: "term", Value: prev.Term}, bson.E{Key: "owner", Value: prev.Owner})
 	}
 	return filter
@@ -91,7 +91,7 @@ func (tx *Tx) fence(ctx context.Context, prev, next projector.Checkpoint, body s
 		return false, needsReplicaSet(err)
 	}
 	tx.sess.uncertain.Store(false) // the server has ended the session's earlier transactions
-	return r.MatchedCount == 0 && !hook.Off(hook.FenceRaises), nil
+	return r.MatchedCount == 0 && !fault.Global.Off(fault.FenceRaises), nil
 }
 
 // needsReplicaSet says what to do where the server has no transactions.
@@ -127,11 +127,11 @@ func (tx *Tx) commit(ctx context.Context) error {
 	if err := tx.record(ctx); err != nil {
 		return failed("note the collections of the model", err)
 	}
-	hook.At(hook.CommitSend)
+	fault.Global.Reach(fault.CommitSend)
 	if err := tx.sess.commit(ctx); err != nil {
 		return failed("commit", err)
 	}
-	hook.At(hook.CommitAnswer)
+	fault.Global.Reach(fault.CommitAnswer)
 	for name := range tx.used {
 		tx.sess.recorded[name] = true
 	}

@@ -3,7 +3,7 @@ package mongodb_test
 import (
 	"testing"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -29,18 +29,18 @@ func TestFence(t *testing.T) {
 
 	// The controls: without the comparison each of them writes.
 	for _, g := range []struct {
-		guard hook.Guard
+		guard fault.Guard
 		prev  func(projector.Checkpoint) projector.Checkpoint
 	}{
-		{hook.FenceSequence, func(c projector.Checkpoint) projector.Checkpoint { c.Sequence--; return c }},
-		{hook.FenceTerm, func(c projector.Checkpoint) projector.Checkpoint { c.Term--; return c }},
-		{hook.FenceRaises, func(c projector.Checkpoint) projector.Checkpoint { c.Sequence--; return c }},
+		{fault.FenceSequence, func(c projector.Checkpoint) projector.Checkpoint { c.Sequence--; return c }},
+		{fault.FenceTerm, func(c projector.Checkpoint) projector.Checkpoint { c.Term--; return c }},
+		{fault.FenceRaises, func(c projector.Checkpoint) projector.Checkpoint { c.Sequence--; return c }},
 	} {
 		now, err := d.sink.Load(t.Context(), model, 1)
 		must(t, err)
 		_, err = commit(t, d.sink, g.prev(now), inc(string(g.guard)))
 		wantFenced(t, err)
-		restore := hook.Disable(g.guard)
+		restore := fault.Global.Disable(g.guard)
 		_, err = commit(t, d.sink, g.prev(now), inc(string(g.guard)))
 		restore()
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
 	"github.com/tidemark-go/tidemark/sinks/sinktest"
@@ -33,15 +33,15 @@ func TestConformance(t *testing.T) {
 // TestConformanceNotices: the suite finds the sink without its guards.
 func TestConformanceNotices(t *testing.T) {
 	for _, n := range []struct {
-		guard hook.Guard
+		guard fault.Guard
 		name  string
 	}{
-		{hook.FenceTerm, "fence/term"},
-		{hook.FenceSequence, "fence/sequence"},
-		{hook.FenceRaises, "fence/term"},
-		{hook.FenceTerm, "generations/switch-fenced"},
-		{hook.FenceSequence, "generations/switch-fenced"},
-		{hook.FenceRaises, "generations/switch-fenced"},
+		{fault.FenceTerm, "fence/term"},
+		{fault.FenceSequence, "fence/sequence"},
+		{fault.FenceRaises, "fence/term"},
+		{fault.FenceTerm, "generations/switch-fenced"},
+		{fault.FenceSequence, "generations/switch-fenced"},
+		{fault.FenceRaises, "generations/switch-fenced"},
 	} {
 		guard, name := n.guard, n.name
 		t.Run(string(guard)+" "+name, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestConformanceNotices(t *testing.T) {
 	}
 }
 
-func notices(t *testing.T, guard hook.Guard, name string) {
+func notices(t *testing.T, guard fault.Guard, name string) {
 	t.Helper()
 	for _, c := range sinktest.Checks(conformance(t)) {
 		if c.Name == name && len(c.Faults(t.Context())) == 0 {

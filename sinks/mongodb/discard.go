@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -20,7 +20,7 @@ func (s *Sink) Discard(ctx context.Context, c projector.Checkpoint) error {
 	defer cancel()
 	err := s.discard(ctx, c)
 	if err == nil {
-		hook.At(hook.GenerationStep)
+		fault.Global.Reach(fault.GenerationStep)
 		err = s.sweepGone(ctx, c.Projection)
 	}
 	if err != nil {
@@ -89,7 +89,7 @@ func (s *Sink) sweepGone(ctx context.Context, projection string) error {
 		if err := s.drop(ctx, r); err != nil {
 			return err
 		}
-		hook.At(hook.GenerationStep)
+		fault.Global.Reach(fault.GenerationStep)
 		if err := s.bury(ctx, projection, r.Generation, r.Gone); err != nil {
 			return err
 		}
@@ -108,7 +108,7 @@ func (s *Sink) drop(ctx context.Context, r remains) error {
 	for i, name := range r.Collections {
 		names[i] = r.Place + "." + name
 	}
-	hook.At(hook.GenerationStep)
+	fault.Global.Reach(fault.GenerationStep)
 	found, err := s.db.ListCollectionSpecifications(ctx, bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: names}}}})
 	if err != nil {
 		return err
@@ -120,13 +120,13 @@ func (s *Sink) drop(ctx context.Context, r remains) error {
 	if err != nil {
 		return err
 	}
-	hook.At(hook.GenerationStep)
+	fault.Global.Reach(fault.GenerationStep)
 	for _, f := range found {
 		if f.Type != "collection" {
 			continue
 		}
 		command := bson.D{{Key: "drop", Value: f.Name}, {Key: "writeConcern", Value: bson.D{{Key: "w", Value: "majority"}}}}
-		if !hook.Off(hook.DiscardCheck) {
+		if !fault.Global.Off(fault.DiscardCheck) {
 			command = append(command, bson.E{Key: "collectionUUID", Value: f.UUID})
 		}
 		err := s.db.RunCommand(ctx, command).Err()
@@ -144,7 +144,7 @@ func (s *Sink) drop(ctx context.Context, r remains) error {
 // late does not take the place for that of the generation that it is about.
 func (s *Sink) bury(ctx context.Context, projection string, generation int64, was any) (err error) {
 	filter := bson.D{{Key: "_id", Value: placeOf(projection, generation)}, {Key: "gone", Value: was}}
-	if generation == 1 && !hook.Off(hook.DiscardNote) {
+	if generation == 1 && !fault.Global.Off(fault.DiscardNote) {
 		_, err = s.checkpoints.ReplaceOne(ctx, filter, bson.D{{Key: "projection", Value: projection}, {Key: "gone", Value: bson.NewObjectID()}})
 	} else {
 		_, err = s.checkpoints.DeleteOne(ctx, filter)

@@ -17,7 +17,7 @@ import (
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
 )
@@ -62,8 +62,8 @@ func TestLostAnswerToCommit(t *testing.T) {
 		must(t, err)
 		cp, err = commit(t, sink, cp)
 		must(t, err)
-		hook.On(func(p hook.Point) {
-			if p == hook.CommitSend {
+		fault.Global.OnReach(func(p fault.Point) {
+			if p == fault.CommitSend {
 				way.on.Store(true)
 				if retry {
 					time.AfterFunc(500*time.Millisecond, func() { way.on.Store(false) })
@@ -71,7 +71,7 @@ func TestLostAnswerToCommit(t *testing.T) {
 			}
 		})
 		next, err := commit(t, sink, cp, inc("a"))
-		hook.On(nil)
+		fault.Global.OnReach(nil)
 		way.on.Store(false)
 		if retry { // the commit alone is sent again, and the server says that it is done
 			must(t, err)
@@ -204,15 +204,15 @@ func TestCancelInMidCommit(t *testing.T) {
 	d.fail(t, 1, bson.D{{Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 4000}}, "commitTransaction")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	hook.On(func(p hook.Point) {
-		if p == hook.CommitSend {
+	fault.Global.OnReach(func(p fault.Point) {
+		if p == fault.CommitSend {
 			time.AfterFunc(100*time.Millisecond, cancel)
 		}
 	})
 	began := time.Now()
 	next := following(cp)
 	err := d.sink.Commit(ctx, cp, next, inc("a"))
-	hook.On(nil)
+	fault.Global.OnReach(nil)
 	took := time.Since(began)
 	wantError(t, err)
 	wantClass(t, d.sink, err, projector.Transient)

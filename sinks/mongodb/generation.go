@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -80,7 +80,7 @@ func (s *Sink) insert(ctx context.Context, live, cp projector.Checkpoint) error 
 	}
 	err = s.transaction(ctx, sess, func(ctx context.Context) error {
 		r, err := s.checkpoints.UpdateOne(ctx, fenceTerm(live), inc("loads", 1))
-		if err == nil && r.MatchedCount == 0 && !hook.Off(hook.FenceRaises) {
+		if err == nil && r.MatchedCount == 0 && !fault.Global.Off(fault.FenceRaises) {
 			err = s.fenced(ctx, live)
 		}
 		if err != nil {
@@ -135,7 +135,7 @@ func (s *Sink) Switch(ctx context.Context, from, to projector.Checkpoint) (err e
 			}},
 			{Key: "$currentDate", Value: bson.D{{Key: "updatedAt", Value: true}}},
 		})
-		if err == nil && r.MatchedCount == 0 && !hook.Off(hook.FenceRaises) {
+		if err == nil && r.MatchedCount == 0 && !fault.Global.Off(fault.FenceRaises) {
 			err = s.fenced(ctx, to)
 		}
 		return err
@@ -161,7 +161,7 @@ func (s *Sink) retire(ctx context.Context, sess *session, from projector.Checkpo
 		{Key: "phase", Value: string(projector.Retired)},
 	}}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		if hook.Off(hook.FenceRaises) {
+		if fault.Global.Off(fault.FenceRaises) {
 			return nil
 		}
 		return s.fenced(ctx, from)
@@ -197,10 +197,10 @@ func (s *Sink) transaction(ctx context.Context, sess *session, f func(context.Co
 	if err := f(mongo.NewSessionContext(ctx, sess.Session)); err != nil {
 		return needsReplicaSet(err)
 	}
-	hook.At(hook.CommitSend)
+	fault.Global.Reach(fault.CommitSend)
 	if err := sess.commit(ctx); err != nil {
 		return err
 	}
-	hook.At(hook.CommitAnswer)
+	fault.Global.Reach(fault.CommitAnswer)
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
 )
@@ -153,7 +153,7 @@ func TestLateFirstAcquire(t *testing.T) {
 	for _, guarded := range []bool{true, false} {
 		d := newDatabase(t)
 		if !guarded {
-			disable(t, hook.DiscardNote)
+			disable(t, fault.DiscardNote)
 		}
 		late := d.other(t)
 		wake := pausedCall(t, 1, func(ctx context.Context) ([]projector.Checkpoint, error) { return late.Acquire(ctx, model, "late") })
@@ -187,8 +187,8 @@ func pausedCall[T any](t *testing.T, n int, f func(context.Context) (T, error)) 
 	}
 	stopped, woken, ended := make(chan struct{}), make(chan struct{}), make(chan result, 1)
 	var passed atomic.Int64
-	hook.On(func(p hook.Point) {
-		if p == hook.GenerationStep && passed.Add(1) == int64(n) {
+	fault.Global.OnReach(func(p fault.Point) {
+		if p == fault.GenerationStep && passed.Add(1) == int64(n) {
 			close(stopped)
 			<-woken
 		}
@@ -203,7 +203,7 @@ func pausedCall[T any](t *testing.T, n int, f func(context.Context) (T, error)) 
 	case <-time.After(20 * time.Second):
 		t.Fatal("it does not come to that step")
 	}
-	hook.On(nil)
+	fault.Global.OnReach(nil)
 	return func() (T, error) {
 		close(woken)
 		r := <-ended
@@ -217,13 +217,13 @@ func none(err error) (struct{}, error) { return struct{}{}, err }
 // changed nothing; without the comparison it goes through.
 func TestSwitchIsFenced(t *testing.T) {
 	wrong := map[string]struct {
-		guard  hook.Guard
+		guard  fault.Guard
 		change func(*projector.Checkpoint)
 	}{
-		"term":     {hook.FenceTerm, func(c *projector.Checkpoint) { c.Term-- }},
-		"owner":    {hook.FenceTerm, func(c *projector.Checkpoint) { c.Owner = "other" }},
-		"sequence": {hook.FenceSequence, func(c *projector.Checkpoint) { c.Sequence-- }},
-		"raises":   {hook.FenceRaises, func(c *projector.Checkpoint) { c.Sequence++ }},
+		"term":     {fault.FenceTerm, func(c *projector.Checkpoint) { c.Term-- }},
+		"owner":    {fault.FenceTerm, func(c *projector.Checkpoint) { c.Owner = "other" }},
+		"sequence": {fault.FenceSequence, func(c *projector.Checkpoint) { c.Sequence-- }},
+		"raises":   {fault.FenceRaises, func(c *projector.Checkpoint) { c.Sequence++ }},
 	}
 	for name, w := range wrong {
 		for _, side := range []string{"from", "to"} {
@@ -257,7 +257,7 @@ func TestSwitchIsFenced(t *testing.T) {
 func TestCommitsBesideEachOther(t *testing.T) {
 	d := newDatabase(t)
 	live, shadow := d.begun(t)
-	wake := frozen(t, d.sink, live, hook.CommitSend, add(counts, nil, []count{{"old", 1}}))
+	wake := frozen(t, d.sink, live, fault.CommitSend, add(counts, nil, []count{{"old", 1}}))
 	for range 3 {
 		var err error
 		shadow, err = commit(t, d.sink, shadow, add(counts, nil, []count{{"new", 1}}))
@@ -292,11 +292,11 @@ func TestFrozenOwnerOfGenerations(t *testing.T) {
 			var wake func() error
 			switch what {
 			case "live":
-				wake = frozen(t, d.sink, live, hook.CommitSend, inc("a"))
+				wake = frozen(t, d.sink, live, fault.CommitSend, inc("a"))
 			case "shadow":
-				wake = frozen(t, d.sink, shadow, hook.CommitSend, inc("a"))
+				wake = frozen(t, d.sink, shadow, fault.CommitSend, inc("a"))
 			default:
-				wake = frozenCall(t, hook.CommitSend, func(ctx context.Context) error { return d.sink.Switch(ctx, live, shadow) })
+				wake = frozenCall(t, fault.CommitSend, func(ctx context.Context) error { return d.sink.Switch(ctx, live, shadow) })
 			}
 			t.Parallel() // no hook is set any more, and a takeover waits
 			began := time.Now()
@@ -324,7 +324,7 @@ func TestLoadAfterLostSwitch(t *testing.T) {
 	for _, generation := range []int64{1, 2} {
 		d := newDatabase(t)
 		live, shadow := d.begun(t)
-		wake := frozenCall(t, hook.CommitSend, func(ctx context.Context) error { return d.sink.Switch(ctx, live, shadow) })
+		wake := frozenCall(t, fault.CommitSend, func(ctx context.Context) error { return d.sink.Switch(ctx, live, shadow) })
 		equal(t, "sequence", d.load(t, generation).Sequence, 1)
 		wantError(t, wake())
 		equal(t, "live", d.live(t), "model.counts")
@@ -371,7 +371,7 @@ func TestBeginDuringAcquire(t *testing.T) {
 	for _, guarded := range []bool{true, false} {
 		d := newDatabase(t)
 		if !guarded {
-			disable(t, hook.AcquireAll)
+			disable(t, fault.AcquireAll)
 		}
 		live := d.acquired(t)
 		wake := pausedCall(t, 1, func(ctx context.Context) ([]projector.Checkpoint, error) {
@@ -471,7 +471,7 @@ func TestDiscardCrashes(t *testing.T) {
 func TestDiscardCrashesControl(t *testing.T) {
 	d := newDatabase(t)
 	live, shadow := d.begun(t)
-	disable(t, hook.DiscardCheck)
+	disable(t, fault.DiscardCheck)
 	wake := pausedCall(t, 3, func(ctx context.Context) (struct{}, error) { return none(d.sink.Discard(ctx, shadow)) })
 	again, err := d.other(t).Begin(t.Context(), live, 2)
 	must(t, err)
@@ -486,7 +486,7 @@ func TestDiscardCrashesControl(t *testing.T) {
 func TestDiscardOfFrozenGeneration(t *testing.T) {
 	d := newDatabase(t)
 	_, shadow := d.begun(t)
-	wake := frozen(t, d.sink, shadow, hook.CommitSend, add(counts, nil, []count{{"new", 1}}))
+	wake := frozen(t, d.sink, shadow, fault.CommitSend, add(counts, nil, []count{{"new", 1}}))
 	began := time.Now()
 	must(t, d.sink.Discard(t.Context(), shadow))
 	if took := time.Since(began); took > 5*time.Second {

@@ -14,7 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -149,7 +149,7 @@ const releaseTimeout = time.Second
 // its way, and would begin the transaction when it arrives; an empty transaction with
 // the next number prevents that. The caller must have the session's use.
 func (s *Sink) settle(ctx context.Context, sess *session) {
-	if !hook.Off(hook.EndBlockers) {
+	if !fault.Global.Off(fault.EndBlockers) {
 		_ = s.kill(ctx, sess.ID())
 	}
 	if sess.TransactionRunning() {
@@ -211,7 +211,7 @@ func (s *Sink) underLock(ctx context.Context, projection string, f func(context.
 // are read without a lock: every id in them is stored before the session's first
 // transaction, and can't be replaced while one of its transactions holds the document.
 func (s *Sink) killOwner(ctx context.Context, projection string) error {
-	if hook.Off(hook.EndBlockers) {
+	if fault.Global.Off(fault.EndBlockers) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*s.grace)

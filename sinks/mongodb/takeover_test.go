@@ -15,7 +15,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/mongodb"
 )
@@ -37,8 +37,8 @@ func victim(where string) {
 	sink := mongodb.New(client.Database(name))
 	cp, err := acquire(context.Background(), sink, "victim")
 	check(err)
-	hook.On(func(p hook.Point) {
-		if p == hook.CommitSend {
+	fault.Global.OnReach(func(p fault.Point) {
+		if p == fault.CommitSend {
 			fmt.Println("open")
 			select {}
 		}
@@ -87,7 +87,7 @@ func TestKilledOwnerControl(t *testing.T) {
 	d := newDatabase(t)
 	d.killed(t)
 	t.Run("without", func(t *testing.T) {
-		disable(t, hook.EndBlockers)
+		disable(t, fault.EndBlockers)
 		t.Run("killed", func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
@@ -98,7 +98,7 @@ func TestKilledOwnerControl(t *testing.T) {
 		})
 		t.Run("frozen", func(t *testing.T) {
 			t.Parallel()
-			notices(t, hook.EndBlockers, "frozen/process")
+			notices(t, fault.EndBlockers, "frozen/process")
 		})
 	})
 	_, err := acquire(t.Context(), d.sink, "next") // or the test's database can't be dropped
@@ -107,17 +107,17 @@ func TestKilledOwnerControl(t *testing.T) {
 
 // frozen starts a commit that stops before it sends its last statement, and gives what
 // wakes it up and returns its error.
-func frozen(t *testing.T, s *mongodb.Sink, prev projector.Checkpoint, at hook.Point, f func(context.Context, *mongodb.Tx) error) (wake func() error) {
+func frozen(t *testing.T, s *mongodb.Sink, prev projector.Checkpoint, at fault.Point, f func(context.Context, *mongodb.Tx) error) (wake func() error) {
 	t.Helper()
 	return frozenCall(t, at, func(ctx context.Context) error { return s.Commit(ctx, prev, following(prev), f) })
 }
 
 // frozenCall is the same for any call.
-func frozenCall(t *testing.T, at hook.Point, f func(context.Context) error) (wake func() error) {
+func frozenCall(t *testing.T, at fault.Point, f func(context.Context) error) (wake func() error) {
 	t.Helper()
 	stopped, woken, result := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	var once sync.Once
-	hook.On(func(p hook.Point) {
+	fault.Global.OnReach(func(p fault.Point) {
 		if p == at {
 			once.Do(func() {
 				close(stopped)
@@ -127,7 +127,7 @@ func frozenCall(t *testing.T, at hook.Point, f func(context.Context) error) (wak
 	})
 	go func() { result <- f(context.WithoutCancel(t.Context())) }()
 	<-stopped
-	hook.On(nil)
+	fault.Global.OnReach(nil)
 	return func() error {
 		close(woken)
 		return <-result
@@ -143,7 +143,7 @@ func TestFrozenOwnerWritesNothing(t *testing.T) {
 		if same { // one process that takes its own term again
 			sink = d.sink
 		}
-		wake := frozen(t, d.sink, cp, hook.CommitSend, inc("frozen"))
+		wake := frozen(t, d.sink, cp, fault.CommitSend, inc("frozen"))
 		taken, err := acquire(t.Context(), sink, "standby")
 		must(t, err)
 		equal(t, "term", taken.Term, cp.Term+1)
@@ -170,7 +170,7 @@ func TestFrozenOwnerWritesNothing(t *testing.T) {
 func TestLateAttemptAfterLoad(t *testing.T) {
 	d := newDatabase(t)
 	cp := d.acquired(t)
-	wake := frozen(t, d.sink, cp, hook.CommitSend, inc("a"))
+	wake := frozen(t, d.sink, cp, fault.CommitSend, inc("a"))
 	stored, err := d.sink.Load(t.Context(), model, 1)
 	must(t, err)
 	equal(t, "sequence", stored.Sequence, cp.Sequence)
@@ -180,7 +180,7 @@ func TestLateAttemptAfterLoad(t *testing.T) {
 	equal(t, "rows", d.rows(t, "numbers"), `{"_id":"a","n":1}`)
 
 	// One that was carried out, of which the answer has not come yet.
-	wake = frozen(t, d.sink, next, hook.CommitAnswer, inc("a"))
+	wake = frozen(t, d.sink, next, fault.CommitAnswer, inc("a"))
 	stored, err = d.sink.Load(t.Context(), model, 1)
 	must(t, err)
 	equal(t, "sequence", stored.Sequence, next.Sequence+1)

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -271,7 +271,7 @@ select id, case when id = any ($2) then pg_terminate_backend(pid) end from holde
 //
 // Stop ends the watch; given the error of the wait, it adds why the watch failed.
 func (s *Sink) endBlockers(ctx context.Context, pid int32) (stop func(error) error) {
-	if hook.Off(hook.EndBlockers) {
+	if fault.Global.Off(fault.EndBlockers) {
 		return func(error) error { return nil }
 	}
 	ctx, cancel := context.WithCancel(ctx)

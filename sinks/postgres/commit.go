@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -123,13 +123,13 @@ const (
 // end every attempt.
 func fence() string {
 	raises, term, sequence := "1 / count(*)", "term = $2 and owner = $10", "sequence = $3"
-	if hook.Off(hook.FenceRaises) {
+	if fault.Global.Off(fault.FenceRaises) {
 		raises = "count(*)"
 	}
-	if hook.Off(hook.FenceTerm) {
+	if fault.Global.Off(fault.FenceTerm) {
 		term = "$2::bigint is not null and $10::text is not null"
 	}
-	if hook.Off(hook.FenceSequence) {
+	if fault.Global.Off(fault.FenceSequence) {
 		sequence = "$3::bigint is not null"
 	}
 	return `with claimed as (
@@ -232,7 +232,7 @@ func (tx *Tx) commit(ctx context.Context) error {
 	if err := tx.flush(ctx); err != nil {
 		return err
 	}
-	hook.At(hook.CommitAnswer)
+	fault.Global.Reach(fault.CommitAnswer)
 	// COMMIT in a failed transaction answers ROLLBACK, and that is no error.
 	if tag := end.tag.String(); tag != "COMMIT" {
 		return fmt.Errorf("tidemark/postgres: the server answered COMMIT with %s: nothing was written", strconv.Quote(tag))

@@ -18,7 +18,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 	"github.com/tidemark-go/tidemark/sinks/sinktest"
@@ -36,11 +36,11 @@ func TestConformance(t *testing.T) {
 
 // TestConformanceNotices: the suite finds the sink without its guards.
 func TestConformanceNotices(t *testing.T) {
-	for guard, name := range map[hook.Guard]string{
-		hook.FenceTerm:     "fence/term",
-		hook.FenceSequence: "fence/sequence",
-		hook.FenceRaises:   "fence/term",
-		hook.EndBlockers:   "frozen/process",
+	for guard, name := range map[fault.Guard]string{
+		fault.FenceTerm:     "fence/term",
+		fault.FenceSequence: "fence/sequence",
+		fault.FenceRaises:   "fence/term",
+		fault.EndBlockers:   "frozen/process",
 	} {
 		t.Run(string(guard), func(t *testing.T) {
 			disable(t, guard)

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -20,7 +20,7 @@ var one = []count{{"open", 1}}
 
 // withAndWithout runs f with all guards and without one of them; what it returns must
 // be true only with.
-func withAndWithout(t *testing.T, g hook.Guard, f func(*testing.T) bool) {
+func withAndWithout(t *testing.T, g fault.Guard, f func(*testing.T) bool) {
 	t.Helper()
 	t.Run("guarded", func(t *testing.T) {
 		if !f(t) {
@@ -37,7 +37,7 @@ func withAndWithout(t *testing.T, g hook.Guard, f func(*testing.T) bool) {
 
 // withAndWithoutEach is withAndWithout for several that wait beside each other: each calls
 // t.Parallel once it has set no hook any more.
-func withAndWithoutEach(t *testing.T, g hook.Guard, fs map[string]func(*testing.T) bool) {
+func withAndWithoutEach(t *testing.T, g fault.Guard, fs map[string]func(*testing.T) bool) {
 	t.Helper()
 	each := func(want bool, failure string) func(*testing.T) {
 		return func(t *testing.T) {
@@ -59,7 +59,7 @@ func withAndWithoutEach(t *testing.T, g hook.Guard, fs map[string]func(*testing.
 
 // An owner whose term is over writes nothing.
 func TestFenceTerm(t *testing.T) {
-	withAndWithout(t, hook.FenceTerm, func(t *testing.T) bool {
+	withAndWithout(t, fault.FenceTerm, func(t *testing.T) bool {
 		d := newDatabase(t)
 		cp := d.acquired(t, counts.Create)
 		now, err := acquire(t.Context(), d.sink, model, "next")
@@ -82,7 +82,7 @@ func TestFenceTerm(t *testing.T) {
 
 // Two attempts at one commit, as after a lost answer, are applied once.
 func TestFenceSequence(t *testing.T) {
-	withAndWithout(t, hook.FenceSequence, func(t *testing.T) bool {
+	withAndWithout(t, fault.FenceSequence, func(t *testing.T) bool {
 		d := newDatabase(t)
 		cp := d.acquired(t, counts.Create)
 		_, err := commit(t, d.sink, cp, add(counts, nil, one))
@@ -97,7 +97,7 @@ func TestFenceSequence(t *testing.T) {
 
 // What is pipelined behind a fence that does not match is not committed.
 func TestFenceRaises(t *testing.T) {
-	withAndWithout(t, hook.FenceRaises, func(t *testing.T) bool {
+	withAndWithout(t, fault.FenceRaises, func(t *testing.T) bool {
 		d := newDatabase(t)
 		cp := d.acquired(t, counts.Create)
 		_, err := acquire(t.Context(), d.sink, model, "next")
@@ -199,7 +199,7 @@ func TestLoadAfterLostAnswer(t *testing.T) {
 			atCommit(t, func() { mode.Store(c.mode) })
 			next, err := commit(t, sink, cp, add(counts, nil, one))
 			mode.Store(pass)
-			hook.On(nil)
+			fault.Global.OnReach(nil)
 			wantError(t, err)
 			wantClass(t, sink, err, projector.Transient)
 			stored, err := sink.Load(t.Context(), model, 1)
@@ -218,12 +218,12 @@ func TestLoadAfterLostAnswer(t *testing.T) {
 
 // atCommit runs f when a commit is about to send its last round trip.
 func atCommit(t *testing.T, f func()) {
-	hook.On(func(p hook.Point) {
-		if p == hook.CommitSend {
+	fault.Global.OnReach(func(p fault.Point) {
+		if p == fault.CommitSend {
 			f()
 		}
 	})
-	t.Cleanup(func() { hook.On(nil) })
+	t.Cleanup(func() { fault.Global.OnReach(nil) })
 }
 
 // counting counts round trips: changes from writing to reading.

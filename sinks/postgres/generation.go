@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -122,8 +122,8 @@ func (s *Sink) owned(ctx context.Context, tx pgx.Tx, c projector.Checkpoint) (pr
 
 // admit is the fence of the operations that read the row first and hold its lock.
 func admit(believed, stored projector.Checkpoint, sequence bool) error {
-	if !hook.Off(hook.FenceTerm) && (stored.Term != believed.Term || stored.Owner != believed.Owner) ||
-		sequence && !hook.Off(hook.FenceSequence) && stored.Sequence != believed.Sequence {
+	if !fault.Global.Off(fault.FenceTerm) && (stored.Term != believed.Term || stored.Owner != believed.Owner) ||
+		sequence && !fault.Global.Off(fault.FenceSequence) && stored.Sequence != believed.Sequence {
 		return superseded(believed, stored.Term, stored.Owner)
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -151,21 +151,21 @@ func TestSwitch(t *testing.T) {
 // Each checkpoint of a switch is compared, by term and by sequence.
 func TestSwitchFenced(t *testing.T) {
 	for name, c := range map[string]struct {
-		guard hook.Guard
+		guard fault.Guard
 		spoil func(t *testing.T, d *database, from, to projector.Checkpoint)
 	}{
-		"term": {hook.FenceTerm, func(t *testing.T, d *database, _, _ projector.Checkpoint) {
+		"term": {fault.FenceTerm, func(t *testing.T, d *database, _, _ projector.Checkpoint) {
 			_, err := d.sink.Acquire(t.Context(), model, "next")
 			must(t, err)
 		}},
-		"owner": {hook.FenceTerm, func(t *testing.T, d *database, _, _ projector.Checkpoint) {
+		"owner": {fault.FenceTerm, func(t *testing.T, d *database, _, _ projector.Checkpoint) {
 			d.exec(t, "update tidemark.checkpoints set owner = 'another' where generation = 2")
 		}},
-		"sequence of from": {hook.FenceSequence, func(t *testing.T, d *database, from, _ projector.Checkpoint) {
+		"sequence of from": {fault.FenceSequence, func(t *testing.T, d *database, from, _ projector.Checkpoint) {
 			_, err := commit(t, d.sink, from, add(counts, nil, one))
 			must(t, err)
 		}},
-		"sequence of to": {hook.FenceSequence, func(t *testing.T, d *database, _, to projector.Checkpoint) {
+		"sequence of to": {fault.FenceSequence, func(t *testing.T, d *database, _, to projector.Checkpoint) {
 			_, err := commit(t, d.sink, to, add(counts, nil, one))
 			must(t, err)
 		}},
@@ -657,7 +657,7 @@ func TestDiscard(t *testing.T) {
 	wantError(t, err, "live")
 	wantClass(t, d.sink, err, projector.Fatal)
 
-	withAndWithout(t, hook.FenceTerm, func(t *testing.T) bool {
+	withAndWithout(t, fault.FenceTerm, func(t *testing.T) bool {
 		d := newDatabase(t)
 		live := d.acquired(t, counts.Create)
 		next := d.built(t, live, 2, counts.Create)

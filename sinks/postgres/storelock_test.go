@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
 
@@ -37,7 +37,7 @@ func TestFrozenCreator(t *testing.T) {
 			return err == nil
 		}
 	}
-	withAndWithoutEach(t, hook.EndBlockers, map[string]func(*testing.T) bool{
+	withAndWithoutEach(t, fault.EndBlockers, map[string]func(*testing.T) bool{
 		"store":      acquires(func(*testing.T, *database) {}),
 		"projection": acquires(func(t *testing.T, d *database) { d.acquired(t) }),
 	})

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/postgres"
 )
@@ -75,7 +75,7 @@ func frozenCommit(t *testing.T, d *database, f *freezer, cp projector.Checkpoint
 	case err := <-result:
 		t.Fatalf("not frozen: %v", err)
 	}
-	hook.On(nil)
+	fault.Global.OnReach(nil)
 	waitFor(t, d, `select exists (select from pg_locks where relation = 'tidemark.checkpoints'::regclass and mode = 'RowExclusiveLock')`)
 	return result
 }
@@ -100,7 +100,7 @@ func soon(t *testing.T, d time.Duration) context.Context {
 
 // A frozen owner doesn't hold up the next one.
 func TestFrozen(t *testing.T) {
-	withAndWithoutEach(t, hook.EndBlockers, map[string]func(*testing.T) bool{
+	withAndWithoutEach(t, fault.EndBlockers, map[string]func(*testing.T) bool{
 		"pipeline": frozenPipeline, "copy": frozenCopy, "generation": frozenGeneration,
 	})
 }
@@ -212,7 +212,7 @@ func frozenCopy(t *testing.T) bool {
 
 // An owner that is frozen between two round trips is ended by the server.
 func TestIdleTimeout(t *testing.T) {
-	disable(t, hook.EndBlockers)
+	disable(t, fault.EndBlockers)
 	d := newDatabase(t, postgres.IdleTimeout(500*time.Millisecond))
 	cp := d.acquired(t, counts.Create)
 	frozen, thaw := make(chan struct{}), make(chan struct{})

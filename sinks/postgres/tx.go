@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // Tx is what a handler writes through: everything that goes through it is committed
@@ -278,7 +278,7 @@ func (tx *Tx) send(ctx context.Context, items []*item, last bool) error {
 		i.release()
 	}
 	if last {
-		hook.At(hook.CommitSend)
+		fault.Global.Reach(fault.CommitSend)
 	}
 	tx.begun = true
 	err := p.Sync()

@@ -11,7 +11,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -255,7 +255,7 @@ var peekScript = goredis.NewScript(`return redis.call('HGETALL', KEYS[1])`)
 
 func (s *Sink) load(ctx context.Context, projection string, generation int64) (stored, error) {
 	script := loadScript
-	if hook.Off(hook.LoadTouches) {
+	if fault.Global.Off(fault.LoadTouches) {
 		script = peekScript
 	}
 	if generation == 0 {
@@ -287,7 +287,7 @@ return {}
 // note marks a generation as damaged, or tells that it is another owner's by now.
 func (s *Sink) note(ctx context.Context, c projector.Checkpoint, what string) error {
 	answer, err := s.run(ctx, damageScript, []string{checkpointKey(c.Projection, c.Generation)}, c.Term, c.Owner, c.Sequence, what)
-	if err == nil && len(answer) > 0 && !hook.Off(hook.FenceRaises) {
+	if err == nil && len(answer) > 0 && !fault.Global.Off(fault.FenceRaises) {
 		err = fencedBy(c, answer[0], answer[1])
 	}
 	return err
@@ -320,7 +320,7 @@ const samples = 200
 // meanwhile: every earlier owner's commit fails, and this one's has ended.
 func (s *Sink) sample(ctx context.Context, d stored) (gone string, err error) {
 	cp := d.checkpoint
-	if cp.Sequence == 0 || d.damaged != "" || hook.Off(hook.CountRows) {
+	if cp.Sequence == 0 || d.damaged != "" || fault.Global.Off(fault.CountRows) {
 		return d.damaged, nil
 	}
 	for target, want := range d.rows {

@@ -9,7 +9,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -59,7 +59,7 @@ func (s *Sink) noted(c projector.Checkpoint, err error) error {
 // still so at the EXEC: only the owner writes to the model, and had there been another
 // since, the checkpoint would have been touched.
 func (tx *Tx) transact(ctx context.Context, next projector.Checkpoint, body string, apply func(context.Context, *Tx) error, commit bool) error {
-	if hook.Off(hook.FenceWatch) {
+	if fault.Global.Off(fault.FenceWatch) {
 		if err := tx.conn.Unwatch(ctx).Err(); err != nil {
 			return failed("unwatch", err)
 		}
@@ -88,13 +88,13 @@ func (tx *Tx) fence(ctx context.Context) error {
 	}
 	text := func(i int) string { s, _ := values[i].(string); return s }
 	differs := false
-	if !hook.Off(hook.FenceTerm) {
+	if !fault.Global.Off(fault.FenceTerm) {
 		differs = text(0) != strconv.FormatInt(cp.Term, 10) || text(1) != cp.Owner
 	}
-	if !hook.Off(hook.FenceSequence) {
+	if !fault.Global.Off(fault.FenceSequence) {
 		differs = differs || text(2) != strconv.FormatInt(cp.Sequence, 10)
 	}
-	if differs && !hook.Off(hook.FenceRaises) {
+	if differs && !fault.Global.Off(fault.FenceRaises) {
 		return fencedBy(cp, values[0], values[1])
 	}
 	if what := text(3); what != "" && !tx.begins {
@@ -138,9 +138,9 @@ func (tx *Tx) exec(ctx context.Context, next projector.Checkpoint, body string, 
 	for _, args := range commands {
 		_ = pipe.Process(ctx, goredis.NewCmd(ctx, args...))
 	}
-	hook.At(hook.CommitSend)
+	fault.Global.Reach(fault.CommitSend)
 	answers, err := pipe.Exec(ctx)
-	hook.At(hook.CommitAnswer)
+	fault.Global.Reach(fault.CommitAnswer)
 	switch {
 	case err == nil:
 		return nil

@@ -14,7 +14,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/tidemark-go/tidemark/internal/effort"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/redis"
 	"github.com/tidemark-go/tidemark/sinks/sinktest"
@@ -32,12 +32,12 @@ func TestConformance(t *testing.T) {
 
 // TestConformanceNotices: the suite finds the sink without its guards.
 func TestConformanceNotices(t *testing.T) {
-	for guard, name := range map[hook.Guard]string{
-		hook.FenceTerm:     "fence/term",
-		hook.FenceSequence: "fence/sequence",
-		hook.FenceRaises:   "fence/term",
-		hook.FenceWatch:    "fence/begun-before-the-takeover",
-		hook.LoadTouches:   "load/waits-for-a-commit",
+	for guard, name := range map[fault.Guard]string{
+		fault.FenceTerm:     "fence/term",
+		fault.FenceSequence: "fence/sequence",
+		fault.FenceRaises:   "fence/term",
+		fault.FenceWatch:    "fence/begun-before-the-takeover",
+		fault.LoadTouches:   "load/waits-for-a-commit",
 	} {
 		t.Run(string(guard), func(t *testing.T) {
 			disable(t, guard)

@@ -15,7 +15,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/redis"
 )
@@ -183,14 +183,14 @@ func (d *database) lossy(t *testing.T) (sink *redis.Sink, set func(hold, deaf bo
 }
 
 // at runs f once, at a point.
-func at(t testing.TB, p hook.Point, f func()) {
+func at(t testing.TB, p fault.Point, f func()) {
 	var once sync.Once
-	hook.On(func(q hook.Point) {
+	fault.Global.OnReach(func(q fault.Point) {
 		if p == q {
 			once.Do(f)
 		}
 	})
-	t.Cleanup(func() { hook.On(nil) })
+	t.Cleanup(func() { fault.Global.OnReach(nil) })
 }
 
 // The answer to EXEC is lost: Load tells that it has happened.
@@ -198,7 +198,7 @@ func TestAnswerLost(t *testing.T) {
 	d := newDatabase(t)
 	cp := d.acquired(t, create)
 	sink, set, _ := d.lossy(t)
-	at(t, hook.CommitSend, func() { set(false, true) })
+	at(t, fault.CommitSend, func() { set(false, true) })
 	next, err := commit(t, sink, cp, effect(t, 1))
 	wantClass(t, sink, err, projector.Transient)
 	stored, err := d.sink.Load(t.Context(), model, 1)
@@ -214,7 +214,7 @@ func TestExecLate(t *testing.T) {
 		d := newDatabase(t)
 		cp := d.acquired(t, create)
 		sink, set, release := d.lossy(t)
-		at(t, hook.CommitSend, func() { set(true, false) })
+		at(t, fault.CommitSend, func() { set(true, false) })
 		_, err := commit(t, sink, cp, effect(t, 1))
 		wantClass(t, sink, err, projector.Transient)
 		stored, err := d.sink.Load(t.Context(), model, 1)
@@ -228,7 +228,7 @@ func TestExecLate(t *testing.T) {
 	must(t, err)
 	d.shows(t, 1)
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.LoadTouches, hook.FenceSequence)
+		disable(t, fault.LoadTouches, fault.FenceSequence)
 		d, err := late(t)
 		must(t, err)
 		equal(t, "the sum", d.rows(t, "counts"), "open: contributions=2 n=2 status=open")
@@ -242,7 +242,7 @@ func TestConnectionBreaksBeforeExec(t *testing.T) {
 	cp := d.acquired(t, create)
 	other := d.connect(t)
 	var usurper projector.Checkpoint
-	at(t, hook.CommitSend, func() {
+	at(t, fault.CommitSend, func() {
 		must(t, other.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err())
 		usurper = take(t, redis.New(other), "usurper")
 	})
@@ -319,7 +319,7 @@ func TestPartsLost(t *testing.T) {
 		})
 	}
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.CountRows)
+		disable(t, fault.CountRows)
 		d := newDatabase(t)
 		d.acquired(t, create, effect(t, 1), queue(number))
 		must(t, d.Del(t.Context(), "{model}:g1:tickets", "{model}:g1:on:number").Err())
@@ -399,7 +399,7 @@ func TestOutOfMemory(t *testing.T) {
 	cp = committed(t, d.sink, cp, effect(t, 2))
 	d.shows(t, 2)
 	// It fills up between the first commands and EXEC.
-	at(t, hook.CommitSend, func() { must(t, d.connect(t).ConfigSet(t.Context(), "maxmemory", "1").Err()) })
+	at(t, fault.CommitSend, func() { must(t, d.connect(t).ConfigSet(t.Context(), "maxmemory", "1").Err()) })
 	_, err = commit(t, d.sink, cp, effect(t, 3))
 	wantClass(t, d.sink, err, projector.Transient)
 	must(t, d.ConfigSet(t.Context(), "maxmemory", "0").Err())
@@ -467,10 +467,10 @@ func TestCommandFailsInExec(t *testing.T) {
 	}
 	foreign := func(d *database) { must(t, d.RPush(context.Background(), "{model}:g1:tickets:u", "foreign").Err()) }
 	t.Run("without the check", func(t *testing.T) {
-		disable(t, hook.CheckTypes)
+		disable(t, fault.CheckTypes)
 		check(t, foreign)
 	})
 	t.Run("after the check", func(t *testing.T) {
-		check(t, func(d *database) { at(t, hook.CommitSend, func() { foreign(d) }) })
+		check(t, func(d *database) { at(t, fault.CommitSend, func() { foreign(d) }) })
 	})
 }

@@ -11,7 +11,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -169,7 +169,7 @@ func (s *Sink) purge(ctx context.Context, c projector.Checkpoint, target string)
 		if cursor = answer[0]; cursor == "0" {
 			return nil
 		}
-		hook.At(hook.GenerationStep)
+		fault.Global.Reach(fault.GenerationStep)
 	}
 }
 
@@ -199,7 +199,7 @@ var globs = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`,
 // indexes. It walks through all keys of the node, some at a time, so it is only for rows
 // that an index was lost of.
 func (s *Sink) removeStray(ctx context.Context, c projector.Checkpoint, beginnings, indexes []string) error {
-	if hook.Off(hook.RemoveStray) {
+	if fault.Global.Off(fault.RemoveStray) {
 		return nil
 	}
 	keys := append([]string{checkpointKey(c.Projection, c.Generation)}, indexes...)
@@ -218,7 +218,7 @@ func (s *Sink) removeStray(ctx context.Context, c projector.Checkpoint, beginnin
 		if cursor = answer[0]; cursor == "0" {
 			return nil
 		}
-		hook.At(hook.GenerationStep)
+		fault.Global.Reach(fault.GenerationStep)
 	}
 }
 

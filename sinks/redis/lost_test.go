@@ -8,7 +8,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/redis"
 )
@@ -86,7 +86,7 @@ func TestResetAfterLostIndex(t *testing.T) {
 	must(t, err)
 	equal(t, "rows", d.rows(t, "counts"), "closed: contributions=1 n=1 status=closed\nopen: contributions=2 n=2 status=open")
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.RemoveStray)
+		disable(t, fault.RemoveStray)
 		_, _, err := lost(t)
 		wantDamaged(t, err)
 	})
@@ -99,7 +99,7 @@ func TestResetAfterLostIndexInSteps(t *testing.T) {
 	cp := d.acquired(t, create, many(t, 5000), effect(t, 1))
 	must(t, d.Del(t.Context(), "{model}:g1:tickets").Err())
 	ctx, cancel := context.WithCancel(t.Context())
-	at(t, hook.GenerationStep, cancel)
+	at(t, fault.GenerationStep, cancel)
 	err := d.sink.Commit(ctx, cp, reset(cp), all(emptied, effect(t, 1)))
 	wantClass(t, d.sink, err, projector.Transient)
 	left := d.stray(t, "{model}:g1:tickets:")
@@ -110,7 +110,7 @@ func TestResetAfterLostIndexInSteps(t *testing.T) {
 	wantDamaged(t, err)
 
 	var usurper projector.Checkpoint
-	at(t, hook.GenerationStep, func() {
+	at(t, fault.GenerationStep, func() {
 		usurper = take(t, d.sink, "usurper")
 		left = d.stray(t, "{model}:g1:tickets:")
 	})
@@ -156,7 +156,7 @@ func TestDiscardLost(t *testing.T) {
 			}
 			equal(t, "keys left", discarded(t), 0)
 			t.Run("control", func(t *testing.T) {
-				disable(t, hook.RemoveStray)
+				disable(t, fault.RemoveStray)
 				equal(t, "keys left", discarded(t) >= 3000, true)
 			})
 		})
@@ -202,7 +202,7 @@ func TestFencedNotDamaged(t *testing.T) {
 	}
 	wantFenced(t, frozen(t))
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.FenceRaises)
+		disable(t, fault.FenceRaises)
 		wantDamaged(t, frozen(t))
 	})
 }
@@ -255,7 +255,7 @@ func TestSwitchToLost(t *testing.T) {
 	must(t, err)
 	equal(t, "the live one", place, "{model}:g1")
 	t.Run("control", func(t *testing.T) {
-		disable(t, hook.CountRows)
+		disable(t, fault.CountRows)
 		_, err := switched(t)
 		must(t, err)
 	})
@@ -271,7 +271,7 @@ func TestServerCheckedAfterBreak(t *testing.T) {
 	_, err := d.sink.Load(t.Context(), model, 1) // for nothing has broken
 	must(t, err)
 	other := d.connect(t)
-	at(t, hook.CommitSend, func() {
+	at(t, fault.CommitSend, func() {
 		must(t, other.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err())
 	})
 	_, err = commit(t, d.sink, cp, effect(t, 1))

@@ -18,7 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tidemark-go/tidemark/integration/services/serve"
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/redis"
 )
@@ -272,4 +272,4 @@ func wantDamaged(t testing.TB, err error) {
 }
 
 // disable switches guards off for the rest of the test.
-func disable(t testing.TB, g ...hook.Guard) { t.Cleanup(hook.Disable(g...)) }
+func disable(t testing.TB, g ...fault.Guard) { t.Cleanup(fault.Global.Disable(g...)) }

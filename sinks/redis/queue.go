@@ -8,7 +8,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 )
 
 // queue is the commands that handlers write by, on keys that begin with prefix.
@@ -109,7 +109,7 @@ func (q *queue) plan(ctx context.Context) (commands [][]any, keys int64, err err
 		}
 		for i, name := range names {
 			switch st := states[name]; {
-			case st.typ == "none" && stays(entries[i]) && !q.cleared && !q.tx.begins && !hook.Off(hook.CountRows):
+			case st.typ == "none" && stays(entries[i]) && !q.cleared && !q.tx.begins && !fault.Global.Off(fault.CountRows):
 				return nil, 0, damaged(q.tx.checkpoint, fmt.Sprintf("the %s %q of a handler is gone", entries[i], name))
 			case entries[i] != nil || st.typ == "none":
 			case q.cleared: // the index was lost

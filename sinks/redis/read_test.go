@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 	"github.com/tidemark-go/tidemark/sinks/redis"
 )
@@ -136,7 +136,7 @@ func TestAllOfHalfDiscarded(t *testing.T) {
 	}
 	live := d.acquired(t, create, func(ctx context.Context, tx *redis.Tx) error { return tickets.Put(ctx, tx, nil, put) })
 	half, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	at(t, hook.GenerationStep, func() { close(half); <-release })
+	at(t, fault.GenerationStep, func() { close(half); <-release })
 	err := tickets.All(t.Context(), d.Client, model, func(string, ticket) error {
 		if live.Generation == 1 {
 			var old projector.Checkpoint

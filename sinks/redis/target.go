@@ -12,7 +12,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/internal/row"
 )
 
@@ -349,7 +349,7 @@ func (t *target) commands(ctx context.Context, outcomes []outcome) ([][]any, int
 			b.remove(o.key, true)
 		}
 	}
-	if !hook.Off(hook.CheckTypes) {
+	if !fault.Global.Off(fault.CheckTypes) {
 		keys := make([]string, len(puts))
 		for i, o := range puts {
 			keys[i] = t.rowKey(o.key)

@@ -9,7 +9,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/tidemark-go/tidemark/internal/hook"
+	"github.com/tidemark-go/tidemark/internal/fault"
 	"github.com/tidemark-go/tidemark/projector"
 )
 
@@ -124,7 +124,7 @@ func (tx *Tx) entries(ctx context.Context, target string, keys []string, lenient
 	if err != nil && !errors.Is(err, goredis.Nil) {
 		return 0, nil, err
 	}
-	if rows != expected && !lenient && !tx.begins && !hook.Off(hook.CountRows) {
+	if rows != expected && !lenient && !tx.begins && !fault.Global.Off(fault.CountRows) {
 		return 0, nil, damaged(cp, countText(target, rows, expected))
 	}
 	entries = make([]any, 0, len(keys))
